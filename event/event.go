@@ -80,7 +80,8 @@ type Event struct {
 	Ownership string     // id of the secondary offload tier
 	Tokens    []uint32   // prompt text: dropped after hashing unless kept by --tokens=keep
 	ExtraKeys [][]byte   // one msgpack value a block (nil = none); leaves the edge only with the tokens
-	Salt      string     // cache salt told beside the keys (SGLang); never leaves the edge
+	Salt      string     // cache salt of a root run; never leaves the edge
+	Terms     []uint64   // what each block's extra keys add to its local seed (ExtraTerm); nil = nothing
 	Cause     ClearCause // of a CLEARED
 	Load      Load       // of a LOADED
 }

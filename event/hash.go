@@ -35,6 +35,9 @@ func beUint64(b string) uint64 {
 // Int returns the hash as an integer, and whether it is one.
 func (h BlockHash) Int() (n uint64, ok bool) { return h.n, h.b == "" }
 
+// Equal reports whether two hashes are the same, as == does.
+func (h BlockHash) Equal(other BlockHash) bool { return h == other }
+
 // Len returns how many bytes the hash has on the wire; an integer has 8.
 func (h BlockHash) Len() int {
 	if h.b == "" {

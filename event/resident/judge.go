@@ -1,0 +1,315 @@
+package resident
+
+import (
+	"fmt"
+	"slices"
+
+	"kvstrata/event"
+)
+
+// oddity is a way in which a source breaks the contract, or in which we cannot follow it.
+type oddity int
+
+const (
+	evictedAbsent oddity = iota
+	parentUnknown
+	blockSizeDiffers
+	tokensDiffer
+	nameDiffers
+	seedDiffers
+	orphansFull
+	tiersFull
+	numOddities
+)
+
+var oddityNames = [numOddities]string{
+	evictedAbsent:    "evicted_absent_block",
+	parentUnknown:    "parent_unknown",
+	blockSizeDiffers: "block_size_differs_from_parent",
+	tokensDiffer:     "tokens_do_not_fill_blocks",
+	nameDiffers:      "hash_names_two_prefixes",
+	seedDiffers:      "parent_has_other_seed",
+	orphansFull:      "orphans_over_bound",
+	tiersFull:        "tiers_over_bound",
+}
+
+// note counts an oddity, and keeps the block of the first one as the example.
+func (s *Set) note(o oddity, b *event.Batch, h event.BlockHash) {
+	c := &s.oddities[o]
+	if c.Count++; c.Count == 1 {
+		c.Example = fmt.Sprintf("block %v in batch %d", h, b.First)
+	}
+}
+
+// Judge takes what an engine told and fills in, in place, what its publisher owes consumers: each block's effect and
+// prefix hash, the run's seed, and for what was evicted the copies left and the age. Where the batch makes the parent
+// of earlier blocks known, it appends STORED events of effect 0 that give those blocks their names; the memory of these
+// is valid until the next call.
+func (s *Set) Judge(b *event.Batch) {
+	s.named, s.told = s.named[:0], s.told[:0]
+	for i := range b.Events {
+		ev := &b.Events[i]
+		switch ev.Kind {
+		case event.Stored:
+			s.judgeStored(b, ev)
+		case event.Evicted:
+			s.judgeEvicted(b, ev)
+		case event.Cleared:
+			s.Clear()
+		}
+	}
+	s.nameOrphans(b)
+	if len(s.told) > 0 {
+		s.appendNames(b)
+	}
+}
+
+// chain is where a STORED run stands: how its blocks are to be hashed.
+type chain struct {
+	hashable bool // the run brings tokens that fill its blocks
+	rooted   bool // parent is known, or the run is a root
+	parent   event.PrefixHash
+	seed     uint64
+	size     int // tokens a block
+	window   int // tokens a local hash covers
+}
+
+func (s *Set) chainOf(b *event.Batch, ev *event.Event) chain {
+	c := chain{size: int(ev.BlockSize), window: int(ev.BlockSize)}
+	if ev.Eagle {
+		c.window++
+	}
+	if len(ev.Blocks) == 0 || len(ev.Tokens) == 0 {
+		return c
+	}
+	if want := (len(ev.Blocks)-1)*c.size + c.window; c.size == 0 || len(ev.Tokens) != want {
+		s.note(tokensDiffer, b, ev.Blocks[0].Hash)
+		return c
+	}
+	c.hashable = true
+	if !ev.HasParent {
+		c.rooted, c.seed = true, s.cfg.Hasher.Seed(ev.LoRA, ev.Salt)
+		return c
+	}
+	if i, ok := s.index.get(key{ev.Parent, ev.Group.Index()}); ok {
+		r := s.slab.at(i)
+		if r.prefix != 0 && !r.fits(ev) {
+			s.note(blockSizeDiffers, b, ev.Blocks[0].Hash)
+			c.hashable = false
+			return c
+		}
+		if r.prefix != 0 {
+			c.rooted, c.parent, c.seed = true, r.prefix, r.seed
+			return c
+		}
+	}
+	// The salt is told with the root only: what is assumed here is checked when the parent is known.
+	s.note(parentUnknown, b, ev.Blocks[0].Hash)
+	c.seed = s.cfg.Hasher.Seed(ev.LoRA, ev.Salt)
+	return c
+}
+
+// fits reports whether a run can continue a record's chain.
+func (r *record) fits(ev *event.Event) bool {
+	return r.blockSize == ev.BlockSize && (r.flags&recEagle != 0) == ev.Eagle
+}
+
+func (s *Set) judgeStored(b *event.Batch, ev *event.Event) {
+	s.noteGroup(ev)
+	tier, ok := s.addTier(ev.Tier)
+	if !ok && len(ev.Blocks) > 0 {
+		s.note(tiersFull, b, ev.Blocks[0].Hash)
+	}
+	counts := ok && ev.Locality.Here() // blocks elsewhere are another source's
+	c := s.chainOf(b, ev)
+	if c.hashable {
+		ev.Seed, ev.Unrooted = c.seed, !c.rooted
+	}
+	for i := range ev.Blocks {
+		bl := &ev.Blocks[i]
+		var at int32
+		if counts {
+			at = s.record(bl.Hash, ev.Group)
+		} else if at, ok = s.index.get(key{bl.Hash, ev.Group.Index()}); !ok {
+			at = -1
+		}
+		if c.hashable {
+			s.hashBlock(b, ev, &c, i, at)
+		} else if at >= 0 && s.slab.at(at).prefix != 0 {
+			s.told = append(s.told, at) // a placeholder says nothing of the chain: a run of its own does
+		}
+		if counts && !(s.cfg.AsSet && s.slab.at(at).copies(tier) > 0) {
+			bl.Effect = +1
+			s.rise(at, tier, b.Time)
+		}
+	}
+}
+
+// hashBlock names block i of a run, or keeps its local hash until its parent is named. at is its record, −1 for none.
+func (s *Set) hashBlock(b *event.Batch, ev *event.Event, c *chain, i int, at int32) {
+	bl := &ev.Blocks[i]
+	seed := c.seed
+	if i < len(ev.Terms) {
+		seed += ev.Terms[i]
+	}
+	local := event.LocalHash(ev.Tokens[i*c.size:i*c.size+c.window], seed)
+	if c.rooted {
+		c.parent = event.Chain(c.parent, local)
+		bl.Prefix = c.parent
+		if at < 0 {
+			return
+		}
+		fresh := s.slab.at(at).prefix == 0
+		if fresh {
+			s.describe(at, ev, i, c.seed)
+		}
+		if !s.name(at, c.parent) {
+			// The first name stays, so that what rose under it falls under it.
+			s.note(nameDiffers, b, bl.Hash)
+			bl.Prefix = 0
+			s.told = append(s.told, at)
+		}
+		if fresh && len(s.waiting) > 0 {
+			s.named = append(s.named, at)
+		}
+		return
+	}
+	bl.Prefix = event.PrefixHash(local)
+	switch {
+	case at < 0:
+	case s.slab.at(at).prefix != 0:
+		s.named = append(s.named, at) // known from before: its children can have their names
+		s.told = append(s.told, at)
+	case s.slab.at(at).local == 0:
+		s.describe(at, ev, i, c.seed)
+		if s.wait(at) {
+			s.slab.edit(at).local = local
+		} else {
+			s.note(orphansFull, b, bl.Hash)
+		}
+	}
+}
+
+// describe enters in a record what a run tells of its block i.
+func (s *Set) describe(at int32, ev *event.Event, i int, seed uint64) {
+	if s.slab.at(at).local != 0 { // told before by a run without a root; forget where it stood
+		s.unwait(at)
+		s.slab.edit(at).local = 0
+	}
+	r := s.slab.edit(at)
+	r.seed, r.blockSize = seed, ev.BlockSize
+	r.flags &^= recParent | recEagle
+	if ev.Eagle {
+		r.flags |= recEagle
+	}
+	switch {
+	case i > 0:
+		r.parent = ev.Blocks[i-1].Hash
+		r.flags |= recParent
+	case ev.HasParent:
+		r.parent = ev.Parent
+		r.flags |= recParent
+	}
+}
+
+func (s *Set) judgeEvicted(b *event.Batch, ev *event.Event) {
+	tier, known := s.tierNumber(ev.Tier)
+	for i := range ev.Blocks {
+		bl := &ev.Blocks[i]
+		bl.Copies, bl.Age = -1, -1
+		at, ok := s.index.get(key{bl.Hash, ev.Group.Index()})
+		if ok {
+			bl.Prefix = s.slab.at(at).prefix
+		}
+		if !ev.Locality.Here() {
+			continue
+		}
+		if !ok || !known || s.slab.at(at).copies(tier) == 0 {
+			s.note(evictedAbsent, b, bl.Hash)
+			continue
+		}
+		bl.Effect = -1
+		left, stored := s.fall(at, tier)
+		if !s.cfg.AsSet {
+			bl.Copies = int32(min(left, 1<<31-1))
+		}
+		bl.Age = event.Age(stored, b.Time)
+	}
+}
+
+// nameOrphans gives the blocks that waited for the records in s.named, and their descendants, their names.
+func (s *Set) nameOrphans(b *event.Batch) {
+	for n := 0; n < len(s.named); n++ {
+		parent := *s.slab.at(s.named[n])
+		if parent.prefix == 0 { // forgotten since, within this batch
+			continue
+		}
+		k := key{parent.hash, parent.group}
+		list := s.waiting[k]
+		delete(s.waiting, k)
+		s.orphans -= len(list)
+		for _, i := range list {
+			r := s.slab.edit(i)
+			local := r.local
+			r.local = 0
+			if r.seed != parent.seed || r.blockSize != parent.blockSize || (r.flags^parent.flags)&recEagle != 0 {
+				s.note(seedDiffers, b, r.hash)
+				continue
+			}
+			s.name(i, event.Chain(parent.prefix, local))
+			s.named = append(s.named, i)
+			s.told = append(s.told, i)
+		}
+	}
+}
+
+// appendNames appends STORED events of effect 0 that tell the names of the records in s.told, a run where they are a
+// chain.
+func (s *Set) appendNames(b *event.Batch) {
+	s.room = slices.Grow(s.room[:0], len(s.told))
+	seen := make(map[int32]bool, len(s.told))
+	blocks := s.room
+	var run *event.Event
+	for _, i := range s.told {
+		r := s.slab.at(i)
+		if seen[i] || r.prefix == 0 {
+			continue
+		}
+		seen[i] = true
+		tier := event.GPU
+		if r.resident() {
+			tier = s.tiers[r.first.tier].Tier
+		}
+		continues := run != nil && run.Tier == tier && run.Group.Index() == r.group && r.flags&recParent != 0 &&
+			r.seed == run.Seed && run.Blocks[len(run.Blocks)-1].Hash == r.parent
+		if !continues {
+			b.Events = append(b.Events, event.Event{
+				Kind: event.Stored, Tier: tier, Group: s.groupAsTold(r.group), LoRAID: event.NoLoRAID, Seed: r.seed,
+				BlockSize: r.blockSize, Eagle: r.flags&recEagle != 0, HasParent: r.flags&recParent != 0, Parent: r.parent,
+			})
+			run = &b.Events[len(b.Events)-1]
+			s.describeGroup(run)
+			run.Blocks = blocks[len(blocks):len(blocks):cap(blocks)]
+		}
+		blocks = append(blocks, event.Block{Hash: r.hash, Prefix: r.prefix, Copies: -1, Age: -1})
+		run.Blocks = run.Blocks[:len(run.Blocks)+1]
+	}
+}
+
+// groupAsTold returns a group as its source names it: with a number, or with none.
+func (s *Set) groupAsTold(index uint32) event.Group {
+	for i := range s.groups {
+		if s.groups[i].Group.Index() == index {
+			return s.groups[i].Group
+		}
+	}
+	return event.Group(index)
+}
+
+func (s *Set) describeGroup(ev *event.Event) {
+	for i := range s.groups {
+		if s.groups[i].Group == ev.Group {
+			ev.Spec, ev.Window = s.groups[i].Spec, s.groups[i].Window
+		}
+	}
+}

@@ -1,0 +1,372 @@
+// Package resident keeps the set of blocks that one life of one source holds: how many copies of each in which tier,
+// and the prefix each one names. It is the judge: fed with what an engine told ([Set.Judge]), it fills in every block's
+// effect on copies, its prefix hash, and the copies and age of what was evicted. Fed with judged batches ([Set.Apply]),
+// it follows, without judging anew.
+//
+// The package is pure: no I/O, no clock, no goroutine. Equal inputs give equal sets and equal digests.
+package resident
+
+import (
+	"iter"
+	"slices"
+
+	"kvstrata/event"
+)
+
+// Config says how a set counts and what it remembers.
+type Config struct {
+	// Hasher computes prefix hashes; only Judge uses it.
+	Hasher event.Hasher
+	// AsSet counts a block at most once a tier: for sources in "full report" mode, whose re-reports and second copies
+	// look alike.
+	AsSet bool
+	// MaxNames bounds the names (engine hash → prefix hash) that outlive their blocks; the oldest go first. A judge
+	// needs them for blocks that are stored again, or whose children come later; a follower needs none.
+	MaxNames int
+	// MaxOrphans bounds the blocks kept aside because their parent is unknown. Beyond it they stay without a name.
+	MaxOrphans int
+}
+
+// DefaultConfig returns the configuration of a judge.
+func DefaultConfig() Config { return Config{MaxNames: 1 << 20, MaxOrphans: 1 << 20} }
+
+// Change is one step of what lookups can see: a named block rose from no copy in a tier, or fell to none.
+type Change struct {
+	Prefix    event.PrefixHash
+	BlockSize uint32
+	Eagle     bool
+	Group     event.Group
+	Tier      event.Tier
+	Delta     int8 // +1 rose, −1 fell
+}
+
+// TierCount is how much of a set lies in one tier.
+type TierCount struct {
+	Tier   event.Tier
+	Blocks uint64 // entries with at least one copy
+	Copies uint64
+}
+
+// Set is the resident set of one life of one source. One goroutine owns it.
+type Set struct {
+	cfg      Config
+	index    table
+	slab     slab
+	digest   event.Digest
+	tiers    []TierCount // by tier number
+	groups   []event.GroupInfo
+	names    queue // records without copies, oldest first
+	waiting  map[key][]int32
+	orphans  int
+	oddities [numOddities]event.Counter
+	observe  func(Change)
+
+	named []int32       // records that got a name in the batch being judged: who waited for them gets one too
+	told  []int32       // records whose names the batch's own runs do not tell: naming events will
+	room  []event.Block // of the naming events
+}
+
+// New returns an empty set. observe, which may be nil, is told each change as it happens; the prefix of a change is
+// always known.
+func New(cfg Config, observe func(Change)) *Set {
+	s := &Set{cfg: cfg, observe: observe}
+	s.Reset()
+	return s
+}
+
+// Reset empties the set and forgets every name: a new life begins.
+func (s *Set) Reset() {
+	if s.observe != nil {
+		s.zero()
+	}
+	s.index = newTable()
+	s.slab = slab{}
+	s.digest = 0
+	s.tiers, s.groups = nil, nil
+	s.names = queue{}
+	s.waiting = make(map[key][]int32)
+	s.orphans = 0
+	for i := range s.oddities {
+		s.oddities[i] = event.Counter{Name: oddityNames[i]}
+	}
+}
+
+// Digest returns the set's digest.
+func (s *Set) Digest() event.Digest { return s.digest }
+
+// Tiers returns how much lies in each tier, in the order in which tiers appeared.
+func (s *Set) Tiers() []TierCount { return slices.Clone(s.tiers) }
+
+// Blocks returns the number of (block, group, tier) entries with at least one copy.
+func (s *Set) Blocks() uint64 {
+	var n uint64
+	for i := range s.tiers {
+		n += s.tiers[i].Blocks
+	}
+	return n
+}
+
+// Copies returns the number of copies over all tiers.
+func (s *Set) Copies() uint64 {
+	var n uint64
+	for i := range s.tiers {
+		n += s.tiers[i].Copies
+	}
+	return n
+}
+
+// Groups returns what each cache group was last seen to be.
+func (s *Set) Groups() []event.GroupInfo { return slices.Clone(s.groups) }
+
+// Oddities returns how often the source broke the contract, by kind; those never seen are left out.
+func (s *Set) Oddities() []event.Counter {
+	var seen []event.Counter
+	for _, c := range s.oddities {
+		if c.Count > 0 {
+			seen = append(seen, c)
+		}
+	}
+	return seen
+}
+
+// Clear takes every copy out of every tier; names stay.
+func (s *Set) Clear() {
+	s.zero()
+	s.digest = 0
+	for i := range s.tiers {
+		s.tiers[i].Blocks, s.tiers[i].Copies = 0, 0
+	}
+}
+
+// zero takes every copy out of every record, telling the observer.
+func (s *Set) zero() {
+	for i := range s.slab.all() {
+		r := s.slab.at(i)
+		if !r.resident() {
+			continue
+		}
+		for h := range r.holdings() {
+			if h.copies > 0 {
+				s.tell(r, h.tier, -1)
+			}
+		}
+		r = s.slab.edit(i)
+		r.first.copies, r.more = 0, nil
+		s.retire(i)
+	}
+}
+
+// Resident yields every entry with at least one copy, in no order. The pointer is valid until the next one.
+func (s *Set) Resident() iter.Seq[*event.Entry] {
+	snap := Snapshot{slab: s.slab, tiers: s.tierNames()}
+	return func(yield func(*event.Entry) bool) {
+		for e := range snap.Entries() {
+			if e.Copies > 0 && !yield(e) {
+				return
+			}
+		}
+	}
+}
+
+// Copied returns how many copies of a block lie in a tier.
+func (s *Set) Copied(h event.BlockHash, g event.Group, tier event.Tier) uint32 {
+	i, ok := s.index.get(key{h, g.Index()})
+	t, known := s.tierNumber(tier)
+	if !ok || !known {
+		return 0
+	}
+	return s.slab.at(i).copies(t)
+}
+
+func (s *Set) tierNames() []event.Tier {
+	names := make([]event.Tier, len(s.tiers))
+	for i := range s.tiers {
+		names[i] = s.tiers[i].Tier
+	}
+	return names
+}
+
+func (s *Set) tierNumber(tier event.Tier) (uint16, bool) {
+	for i := range s.tiers {
+		if s.tiers[i].Tier == tier {
+			return uint16(i), true
+		}
+	}
+	return 0, false
+}
+
+// maxTiers bounds how many tiers a source may name; engines name a handful.
+const maxTiers = 64
+
+// addTier returns a tier's number, giving it one at its first appearance.
+func (s *Set) addTier(tier event.Tier) (uint16, bool) {
+	if t, ok := s.tierNumber(tier); ok {
+		return t, true
+	}
+	if len(s.tiers) == maxTiers {
+		return 0, false
+	}
+	s.tiers = append(s.tiers, TierCount{Tier: tier})
+	return uint16(len(s.tiers) - 1), true
+}
+
+func (s *Set) noteGroup(ev *event.Event) {
+	info := event.GroupInfo{
+		Group: ev.Group, BlockSize: ev.BlockSize, Spec: ev.Spec, Window: ev.Window, Eagle: ev.Eagle,
+	}
+	for i := range s.groups {
+		g := &s.groups[i]
+		if g.Group.Index() != ev.Group.Index() {
+			continue
+		}
+		if info.BlockSize == 0 { // a placeholder tells nothing of the group
+			return
+		}
+		*g = info
+		return
+	}
+	if len(s.groups) < maxGroups {
+		s.groups = append(s.groups, info)
+	}
+}
+
+// maxGroups bounds how many cache groups are described; hybrid models have a handful.
+const maxGroups = 64
+
+// rise adds a copy of record i to a tier.
+func (s *Set) rise(i int32, tier uint16, now event.Time) {
+	r := s.slab.edit(i)
+	if r.flags&recQueued != 0 {
+		s.names.remove(&s.slab, i)
+	}
+	s.digest += event.Mix64(r.hash, event.Group(r.group), s.tiers[tier].Tier)
+	s.tiers[tier].Copies++
+	if r.add(tier, now) == 1 {
+		s.tiers[tier].Blocks++
+		s.tell(r, tier, +1)
+	}
+}
+
+// repeat adds n further copies of record i to a tier that has one.
+func (s *Set) repeat(i int32, tier uint16, n uint32) {
+	r := s.slab.edit(i)
+	s.digest += event.Digest(n) * event.Mix64(r.hash, event.Group(r.group), s.tiers[tier].Tier)
+	s.tiers[tier].Copies += uint64(n)
+	if r.first.tier == tier {
+		r.first.copies += n
+		return
+	}
+	r.more = slices.Clone(r.more)
+	for j := range r.more {
+		if r.more[j].tier == tier {
+			r.more[j].copies += n
+		}
+	}
+}
+
+// fall takes a copy of record i out of a tier that has one, and returns what is left and when it was stored.
+func (s *Set) fall(i int32, tier uint16) (left uint32, stored event.Time) {
+	r := s.slab.edit(i)
+	s.digest -= event.Mix64(r.hash, event.Group(r.group), s.tiers[tier].Tier)
+	s.tiers[tier].Copies--
+	left, stored = r.take(tier)
+	if left == 0 {
+		s.tiers[tier].Blocks--
+		s.tell(r, tier, -1)
+		if !r.resident() {
+			s.retire(i)
+		}
+	}
+	return left, stored
+}
+
+// name gives record i the name of a prefix, unless it has one; it reports whether the name is (now) this one.
+func (s *Set) name(i int32, prefix event.PrefixHash) bool {
+	if r := s.slab.at(i); r.prefix != 0 {
+		return r.prefix == prefix
+	}
+	r := s.slab.edit(i)
+	if r.local != 0 {
+		s.unwait(i)
+	}
+	r.prefix, r.local = prefix, 0
+	for h := range r.holdings() {
+		if h.copies > 0 {
+			s.tell(r, h.tier, +1)
+		}
+	}
+	return true
+}
+
+func (s *Set) tell(r *record, tier uint16, delta int8) {
+	if s.observe == nil || r.prefix == 0 {
+		return
+	}
+	s.observe(Change{
+		Prefix: r.prefix, BlockSize: r.blockSize, Eagle: r.flags&recEagle != 0, Group: event.Group(r.group),
+		Tier: s.tiers[tier].Tier, Delta: delta,
+	})
+}
+
+// record returns the record of a block, made if need be.
+func (s *Set) record(h event.BlockHash, g event.Group) int32 {
+	k := key{h, g.Index()}
+	if i, ok := s.index.get(k); ok {
+		return i
+	}
+	i := s.slab.alloc()
+	r := s.slab.edit(i)
+	r.hash, r.group, r.flags = h, k.group, recUsed
+	s.index.put(k, i)
+	return i
+}
+
+// retire keeps the name of a block that lost its last copy, and forgets the oldest name beyond the bound.
+func (s *Set) retire(i int32) {
+	if s.slab.at(i).flags&recQueued == 0 {
+		s.names.push(&s.slab, i)
+	}
+	for s.names.length > s.cfg.MaxNames {
+		s.forget(s.names.oldest)
+	}
+}
+
+// forget frees a record that is in the queue of names.
+func (s *Set) forget(i int32) {
+	s.names.remove(&s.slab, i)
+	r := s.slab.at(i)
+	if r.local != 0 {
+		s.unwait(i)
+	}
+	s.index.remove(key{r.hash, r.group})
+	s.slab.free(i)
+}
+
+// wait keeps record i aside until its parent has a name.
+func (s *Set) wait(i int32) bool {
+	if s.orphans >= s.cfg.MaxOrphans {
+		return false
+	}
+	r := s.slab.at(i)
+	k := key{r.parent, r.group}
+	s.waiting[k] = append(s.waiting[k], i)
+	s.orphans++
+	return true
+}
+
+func (s *Set) unwait(i int32) {
+	r := s.slab.at(i)
+	k := key{r.parent, r.group}
+	list := s.waiting[k]
+	at := slices.Index(list, i)
+	if at < 0 {
+		return
+	}
+	s.orphans--
+	if len(list) == 1 {
+		delete(s.waiting, k)
+		return
+	}
+	list[at] = list[len(list)-1]
+	s.waiting[k] = list[:len(list)-1]
+}

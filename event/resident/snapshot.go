@@ -1,0 +1,100 @@
+package resident
+
+import (
+	"io"
+	"iter"
+	"slices"
+
+	"kvstrata/event"
+)
+
+// Snapshot is a set as it was at one moment. Taking it costs next to nothing and holds nothing up; any goroutine may
+// read it while the set goes on.
+type Snapshot struct {
+	slab   slab
+	tiers  []event.Tier
+	Digest event.Digest
+	Groups []event.GroupInfo
+}
+
+// Snapshot returns the set as it is now.
+func (s *Set) Snapshot() *Snapshot {
+	return &Snapshot{slab: s.slab.freeze(), tiers: s.tierNames(), Digest: s.digest, Groups: slices.Clone(s.groups)}
+}
+
+// Len returns how many entries Entries yields.
+func (snap *Snapshot) Len() uint64 {
+	var n uint64
+	for i := range snap.slab.all() {
+		n += 1 + uint64(len(snap.slab.at(i).more))
+	}
+	return n
+}
+
+// Entries yields one entry for each tier that a block lies in, and one for each bare name. The pointer is valid until
+// the next one.
+func (snap *Snapshot) Entries() iter.Seq[*event.Entry] {
+	return func(yield func(*event.Entry) bool) {
+		var e event.Entry
+		for i := range snap.slab.all() {
+			r := snap.slab.at(i)
+			for h := range r.holdings() {
+				e = event.Entry{
+					Hash: r.hash, Group: event.Group(r.group), Copies: h.copies, Prefix: r.prefix, Local: r.local,
+					HasParent: r.flags&recParent != 0, Parent: r.parent, Seed: r.seed, BlockSize: r.blockSize,
+					Eagle: r.flags&recEagle != 0,
+				}
+				if h.copies > 0 {
+					e.Tier, e.Stored = snap.tiers[h.tier], h.stored
+				}
+				if !yield(&e) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Load makes the set what a checkpoint object says, and returns its header. On an error the set is of no use until the
+// next Load or Reset.
+func (s *Set) Load(r io.Reader) (*event.Checkpoint, error) {
+	s.Reset()
+	cp, err := event.ReadCheckpoint(r, s.add)
+	if err != nil {
+		return nil, err
+	}
+	s.groups = slices.Clone(cp.Groups)
+	if s.digest != cp.Digest {
+		return nil, &InvariantError{Seq: cp.Seq, Reason: "the checkpoint's entries do not add up to its digest"}
+	}
+	return cp, nil
+}
+
+// add enters one entry of a checkpoint.
+func (s *Set) add(e *event.Entry) {
+	if e.Copies == 0 && s.cfg.MaxNames == 0 {
+		return
+	}
+	at := s.record(e.Hash, e.Group)
+	r := s.slab.edit(at)
+	r.seed, r.blockSize, r.parent = e.Seed, e.BlockSize, e.Parent
+	if e.HasParent {
+		r.flags |= recParent
+	}
+	if e.Eagle {
+		r.flags |= recEagle
+	}
+	if e.Prefix != 0 {
+		s.name(at, e.Prefix)
+	} else if e.Local != 0 && r.local == 0 && s.wait(at) {
+		s.slab.edit(at).local = e.Local
+	}
+	if e.Copies == 0 {
+		s.retire(at)
+		return
+	}
+	if tier, ok := s.addTier(e.Tier); ok {
+		s.rise(at, tier, e.Stored)
+		s.repeat(at, tier, e.Copies-1)
+	}
+}
