@@ -1,0 +1,258 @@
+// Package bus is the contract with NATS: the grammar of subjects and headers, the streams, the checkpoint objects, the
+// leases, and a real server to embed. docs/format/subjects.md is normative.
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"kvstrata/event"
+)
+
+// Names of what lies in JetStream.
+const (
+	EventStream      = "KV_EVENTS"      // kinds ev and status, in order
+	RecordStream     = "KV_RECORDS"     // kinds transfer, lookup and gpu
+	CheckpointBucket = "kv-checkpoints" // object store
+	LeaseBucket      = "kv-leases"      // key-value, expiring
+)
+
+// Config says how to reach NATS and what to keep there.
+type Config struct {
+	// URL lists servers, comma-separated. Ignored where a server is embedded.
+	URL string
+	// Credentials is a NATS credentials file; empty for none.
+	Credentials string
+	// Replicas of streams and buckets.
+	Replicas int
+	// MaxAge and MaxBytes bound the event stream; the oldest messages go first, since observing must never push back
+	// on inference.
+	MaxAge   time.Duration
+	MaxBytes int64
+	// LeaseTTL is how long a holder that vanished keeps its sources.
+	LeaseTTL time.Duration
+}
+
+// DefaultConfig returns a configuration for one server.
+func DefaultConfig() Config {
+	return Config{
+		URL: nats.DefaultURL, Replicas: 1, MaxAge: 24 * time.Hour, MaxBytes: 8 << 30, LeaseTTL: 5 * time.Second,
+	}
+}
+
+// Validate reports every problem at once.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Replicas < 1 || c.Replicas > 5 {
+		errs = append(errs, fmt.Errorf("--nats-replicas %d: want 1 to 5", c.Replicas))
+	}
+	if c.MaxAge < time.Minute {
+		errs = append(errs, fmt.Errorf("--nats-max-age %v: want a minute or more", c.MaxAge))
+	}
+	if c.MaxBytes < 1<<20 {
+		errs = append(errs, fmt.Errorf("--nats-max-bytes %d: want 1048576 or more", c.MaxBytes))
+	}
+	if c.LeaseTTL < time.Second {
+		errs = append(errs, fmt.Errorf("--lease-ttl %v: want a second or more", c.LeaseTTL))
+	}
+	return errors.Join(errs...)
+}
+
+// Bus is a connection to NATS with everything of ours in it. Safe for concurrent use.
+type Bus struct {
+	cfg         Config
+	log         *slog.Logger
+	conn        *nats.Conn
+	js          jetstream.JetStream
+	checkpoints jetstream.ObjectStore
+	leases      jetstream.KeyValue
+}
+
+// Option changes how Dial connects.
+type Option func(*[]nats.Option)
+
+// InProcess connects to an embedded server without a socket.
+func InProcess(s *Server) Option {
+	return func(opts *[]nats.Option) { *opts = append(*opts, nats.InProcessServer(s.srv)) }
+}
+
+// Dial connects, waits for a server until ctx ends, and makes the streams and buckets that are missing. Later it
+// reconnects by itself, for ever. The caller closes the bus.
+func Dial(ctx context.Context, cfg Config, name string, log *slog.Logger, options ...Option) (*Bus, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	b := &Bus{cfg: cfg, log: log}
+	opts := []nats.Option{
+		nats.Name(name), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true),
+		nats.ReconnectWait(250 * time.Millisecond), nats.ReconnectJitter(100*time.Millisecond, 100*time.Millisecond),
+		nats.ReconnectBufSize(64 << 20), nats.PingInterval(5 * time.Second), nats.MaxPingsOutstanding(2),
+		nats.ConnectHandler(func(*nats.Conn) { log.Info("connected to NATS") }),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil {
+				log.Warn("NATS connection lost; reconnecting", "err", err)
+			}
+		}),
+		nats.ReconnectHandler(func(*nats.Conn) { log.Info("reconnected to NATS") }),
+		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
+			subject := ""
+			if sub != nil {
+				subject = sub.Subject
+			}
+			log.Warn("NATS reports an error", "subject", subject, "err", err)
+		}),
+	}
+	if cfg.Credentials != "" {
+		opts = append(opts, nats.UserCredentials(cfg.Credentials))
+	}
+	for _, o := range options {
+		o(&opts)
+	}
+	conn, err := nats.Connect(cfg.URL, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to NATS at %s: %w; see that --nats names a server with JetStream", cfg.URL, err)
+	}
+	b.conn = conn
+	if err := b.open(ctx); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+// maxPending is how many publishes may await their acknowledgement in nats.go; our own publishers bound bytes.
+const maxPending = 1 << 16
+
+func (b *Bus) open(ctx context.Context) error {
+	if err := b.awaitConnection(ctx); err != nil {
+		return err
+	}
+	js, err := jetstream.New(b.conn, jetstream.WithPublishAsyncMaxPending(maxPending),
+		jetstream.WithPublishAsyncTimeout(5*time.Second))
+	if err != nil {
+		return fmt.Errorf("open JetStream: %w", err)
+	}
+	b.js = js
+	for _, stream := range []jetstream.StreamConfig{
+		{
+			Name: EventStream, Subjects: []string{subjectRoot + "ev.>", subjectRoot + "status.>"},
+			MaxAge: b.cfg.MaxAge, MaxBytes: b.cfg.MaxBytes,
+		},
+		{
+			Name: RecordStream, Subjects: []string{subjectRoot + "transfer.>", subjectRoot + "lookup.>", subjectRoot + "gpu.>"},
+			MaxAge: b.cfg.MaxAge, MaxBytes: b.cfg.MaxBytes / 8,
+		},
+	} {
+		stream.Storage = jetstream.FileStorage
+		stream.Discard = jetstream.DiscardOld
+		stream.Replicas = b.cfg.Replicas
+		stream.Duplicates = 5 * time.Second
+		if _, err := js.CreateOrUpdateStream(ctx, stream); err != nil {
+			return fmt.Errorf("make stream %s: %w; NATS needs JetStream with room on disk", stream.Name, err)
+		}
+	}
+	b.checkpoints, err = js.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{
+		Bucket: CheckpointBucket, Storage: jetstream.FileStorage, Replicas: b.cfg.Replicas,
+	})
+	if err != nil {
+		return fmt.Errorf("make object store %s: %w", CheckpointBucket, err)
+	}
+	b.leases, err = js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
+		Bucket: LeaseBucket, Storage: jetstream.FileStorage, Replicas: b.cfg.Replicas, TTL: b.cfg.LeaseTTL,
+	})
+	if err != nil {
+		return fmt.Errorf("make key-value bucket %s: %w", LeaseBucket, err)
+	}
+	return nil
+}
+
+func (b *Bus) awaitConnection(ctx context.Context) error {
+	said := false
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for !b.conn.IsConnected() {
+		if !said {
+			said = true
+			b.log.Warn("waiting for NATS", "url", b.cfg.URL)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("connect to NATS at %s: %w; see that --nats names a server that runs", b.cfg.URL, ctx.Err())
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+// Close ends the connection; what was published and not yet acknowledged may be lost.
+func (b *Bus) Close() { b.conn.Close() }
+
+// Connected reports whether the connection stands.
+func (b *Bus) Connected() bool { return b.conn.IsConnected() }
+
+// Position returns where the event stream ends, with its identity.
+func (b *Bus) Position(ctx context.Context) (event.Position, error) {
+	stream, err := b.js.Stream(ctx, EventStream)
+	if err != nil {
+		return event.Position{}, fmt.Errorf("look up stream %s: %w", EventStream, err)
+	}
+	info := stream.CachedInfo()
+	return event.Position{
+		Stream: info.Config.Name, Created: event.UnixTime(info.Created), Sequence: info.State.LastSeq,
+	}, nil
+}
+
+// First returns the first stream sequence that the event stream still holds.
+func (b *Bus) First(ctx context.Context) (uint64, error) {
+	stream, err := b.js.Stream(ctx, EventStream)
+	if err != nil {
+		return 0, fmt.Errorf("look up stream %s: %w", EventStream, err)
+	}
+	return stream.CachedInfo().State.FirstSeq, nil
+}
+
+// MaxPayload returns the largest message that the server takes, in bytes.
+func (b *Bus) MaxPayload() int64 { return b.conn.MaxPayload() }
+
+// PublishAsync sends a message in order with all others of this bus; the future tells whether it was stored. The
+// message may be sent again after its future has failed.
+func (b *Bus) PublishAsync(msg *nats.Msg) (jetstream.PubAckFuture, error) {
+	msg.Reply = ""
+	return b.js.PublishMsgAsync(msg)
+}
+
+// HandleControl answers requests for a source, on core NATS, until the subscription is ended. handle runs on a
+// goroutine of the subscription's own and returns the reply.
+func (b *Bus) HandleControl(source event.Source, handle func(request string) string) (*nats.Subscription, error) {
+	subject := Subject(Control, source)
+	sub, err := b.conn.Subscribe(subject, func(msg *nats.Msg) {
+		reply := handle(string(msg.Data))
+		if msg.Reply == "" {
+			return
+		}
+		if err := msg.Respond([]byte(reply)); err != nil {
+			b.log.Warn("control request could not be answered", "source", source, "err", err)
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to %s: %w", subject, err)
+	}
+	return sub, nil
+}
+
+// CheckpointRequest asks a source's publisher for a fresh checkpoint.
+const CheckpointRequest = "checkpoint"
+
+// RequestCheckpoint asks a source's publisher for a fresh checkpoint; it appears in the object store soon after.
+func (b *Bus) RequestCheckpoint(ctx context.Context, source event.Source) error {
+	if _, err := b.conn.RequestWithContext(ctx, Subject(Control, source), []byte(CheckpointRequest)); err != nil {
+		return fmt.Errorf("ask %v for a checkpoint: %w", source, err)
+	}
+	return nil
+}

@@ -1,0 +1,75 @@
+package bus
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	natsserver "github.com/nats-io/nats-server/v2/server"
+)
+
+// ServerConfig says how the embedded NATS server runs.
+type ServerConfig struct {
+	// Dir holds the streams.
+	Dir string
+	// Host and Port are where it listens; Port −1 takes a free one. Loopback unless told otherwise.
+	Host string
+	Port int
+}
+
+// DefaultServerConfig listens on a free port of loopback.
+func DefaultServerConfig() ServerConfig {
+	return ServerConfig{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT}
+}
+
+// Server is a real NATS server within this process.
+type Server struct {
+	srv *natsserver.Server
+}
+
+// maxPayload is what one message may hold: an engine's largest batch, with room.
+const maxPayload = 8 << 20
+
+// StartServer starts an embedded server and returns once it takes connections. The caller shuts it down.
+func StartServer(cfg ServerConfig, log *slog.Logger) (*Server, error) {
+	srv, err := natsserver.NewServer(&natsserver.Options{
+		ServerName: "kvstrata", Host: cfg.Host, Port: cfg.Port, JetStream: true, StoreDir: cfg.Dir,
+		NoSigs: true, NoLog: true, MaxPayload: maxPayload, MaxPending: 256 << 20,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start embedded NATS: %w", err)
+	}
+	srv.SetLoggerV2(serverLog{log}, false, false, false)
+	srv.Start()
+	if !srv.ReadyForConnections(20 * time.Second) {
+		srv.Shutdown()
+		srv.WaitForShutdown()
+		return nil, fmt.Errorf("start embedded NATS at %s:%d with %s: %w; see that the port is free and the folder can be written",
+			cfg.Host, cfg.Port, cfg.Dir, errNotReady)
+	}
+	return &Server{srv: srv}, nil
+}
+
+var errNotReady = errors.New("not ready after 20 s")
+
+// URL returns the address for clients.
+func (s *Server) URL() string { return s.srv.ClientURL() }
+
+// Shutdown stops the server and waits until it has.
+func (s *Server) Shutdown() {
+	s.srv.Shutdown()
+	s.srv.WaitForShutdown()
+}
+
+// serverLog passes the server's complaints on; what it merely tells is debug.
+type serverLog struct{ log *slog.Logger }
+
+func (l serverLog) Noticef(format string, v ...any) {
+	l.log.Debug("nats: " + fmt.Sprintf(format, v...))
+}
+func (l serverLog) Warnf(format string, v ...any)  { l.log.Warn("nats: " + fmt.Sprintf(format, v...)) }
+func (l serverLog) Fatalf(format string, v ...any) { l.log.Error("nats: " + fmt.Sprintf(format, v...)) }
+func (l serverLog) Errorf(format string, v ...any) { l.log.Error("nats: " + fmt.Sprintf(format, v...)) }
+func (l serverLog) Debugf(string, ...any)          {}
+func (l serverLog) Tracef(string, ...any)          {}

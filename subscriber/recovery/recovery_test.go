@@ -1,0 +1,137 @@
+package recovery_test
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+
+	"kvstrata/event"
+	"kvstrata/subscriber/recovery"
+)
+
+// TestScenarios runs testdata/*.txt: a command a line of input, the actions and the state it leads to as output. Frames
+// are written seq, or seq'life for another life of the engine; time passes by `tick`. Rewrite with -rewrite.
+func TestScenarios(t *testing.T) {
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		var s *scenario
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			if d.Cmd == "new" {
+				s = newScenario(t, d)
+				return ""
+			}
+			var out strings.Builder
+			for line := range strings.Lines(d.Input) {
+				if fields := strings.Fields(line); len(fields) > 0 {
+					s.step(&out, fields)
+				}
+			}
+			return out.String()
+		})
+	})
+}
+
+type scenario struct {
+	t   *testing.T
+	m   *recovery.Machine
+	now time.Time
+}
+
+func newScenario(t *testing.T, d *datadriven.TestData) *scenario {
+	cfg := recovery.DefaultConfig()
+	if d.HasArg("no-replay") {
+		cfg.Replay = false
+	}
+	d.MaybeScanArgs(t, "held", &cfg.MaxHeld)
+	return &scenario{t: t, m: recovery.New(cfg), now: time.Unix(1000, 0)}
+}
+
+// frame makes the batch seq of a life: same sequence and life, same content; a later life has later times.
+func frame(t *testing.T, text string) recovery.Frame {
+	number, life, _ := strings.Cut(text, "'")
+	seq, err := strconv.ParseUint(number, 10, 64)
+	if err != nil {
+		t.Fatalf("frame %q: %v", text, err)
+	}
+	era := uint64(len(life)) // '', 'a, 'bb …
+	return recovery.Frame{
+		Seq: event.Seq(seq), Time: event.Time(1e18 + era*1e15 + seq*1e9), Payload: seq*31 + era*1_000_003 + 7,
+		Data: make([]byte, 100),
+	}
+}
+
+func (s *scenario) step(out *strings.Builder, fields []string) {
+	var actions []recovery.Action
+	record := func(a []recovery.Action) { actions = append(actions, a...) }
+	switch fields[0] {
+	case "start":
+		record(s.m.Start(s.now, s.prior(fields[1:])))
+	case "live":
+		for _, f := range fields[1:] {
+			record(s.m.Live(s.now, frame(s.t, f)))
+		}
+	case "replay":
+		for _, f := range fields[1:] {
+			record(s.m.Replayed(s.now, frame(s.t, f)))
+		}
+	case "end":
+		record(s.m.ReplayEnd(s.now))
+	case "tick":
+		d, err := time.ParseDuration(fields[1])
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.now = s.now.Add(d)
+		record(s.m.Tick(s.now))
+	case "connected":
+		record(s.m.Connected(s.now))
+	case "disconnected":
+		record(s.m.Disconnected(s.now))
+	case "cleared":
+		s.m.Cleared()
+	default:
+		s.t.Fatalf("unknown command %q", fields[0])
+	}
+	for _, a := range actions {
+		fmt.Fprintln(out, describe(a))
+	}
+	state, reason := s.m.State(s.now)
+	if reason != "" {
+		reason = " (" + reason + ")"
+	}
+	fmt.Fprintf(out, "%s: %v%s\n", strings.Join(fields, " "), state, reason)
+}
+
+func (s *scenario) prior(fields []string) *recovery.Prior {
+	if len(fields) == 0 {
+		return nil
+	}
+	f := frame(s.t, fields[0])
+	return &recovery.Prior{
+		Started: true, Last: f.Seq, State: event.StateLive,
+		Recents: []event.Recent{{Seq: f.Seq, Time: f.Time, Payload: f.Payload}},
+	}
+}
+
+func describe(a recovery.Action) string {
+	switch a.Kind {
+	case recovery.Apply:
+		return fmt.Sprintf("  apply %d %v", a.Frame.Seq, a.Way)
+	case recovery.Lose:
+		return fmt.Sprintf("  lose %d-%d: %s", a.First, a.Last, a.Reason)
+	case recovery.NewLife:
+		return "  new life: " + a.Reason
+	case recovery.Ask:
+		if a.Reopen {
+			return fmt.Sprintf("  ask from %d on a fresh socket", a.First)
+		}
+		return fmt.Sprintf("  ask from %d", a.First)
+	case recovery.Duplicate:
+		return fmt.Sprintf("  duplicate %d", a.Frame.Seq)
+	default:
+		return "  ?"
+	}
+}
