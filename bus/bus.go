@@ -85,6 +85,19 @@ func InProcess(s *Server) Option {
 // Dial connects, waits for a server until ctx ends, and makes the streams and buckets that are missing. Later it
 // reconnects by itself, for ever. The caller closes the bus.
 func Dial(ctx context.Context, cfg Config, name string, log *slog.Logger, options ...Option) (*Bus, error) {
+	b, err := Attach(ctx, cfg, name, log, options...)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.provide(ctx); err != nil {
+		b.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+// Attach connects as Dial does, but makes nothing: for tools that only look.
+func Attach(ctx context.Context, cfg Config, name string, log *slog.Logger, options ...Option) (*Bus, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -139,6 +152,11 @@ func (b *Bus) open(ctx context.Context) error {
 		return fmt.Errorf("open JetStream: %w", err)
 	}
 	b.js = js
+	return nil
+}
+
+// provide makes the streams and buckets that are missing.
+func (b *Bus) provide(ctx context.Context) (err error) {
 	for _, stream := range []jetstream.StreamConfig{
 		{
 			Name: EventStream, Subjects: []string{subjectRoot + "ev.>", subjectRoot + "status.>"},
@@ -153,17 +171,17 @@ func (b *Bus) open(ctx context.Context) error {
 		stream.Discard = jetstream.DiscardOld
 		stream.Replicas = b.cfg.Replicas
 		stream.Duplicates = 5 * time.Second
-		if _, err := js.CreateOrUpdateStream(ctx, stream); err != nil {
+		if _, err := b.js.CreateOrUpdateStream(ctx, stream); err != nil {
 			return fmt.Errorf("make stream %s: %w; NATS needs JetStream with room on disk", stream.Name, err)
 		}
 	}
-	b.checkpoints, err = js.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{
+	b.checkpoints, err = b.js.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{
 		Bucket: CheckpointBucket, Storage: jetstream.FileStorage, Replicas: b.cfg.Replicas,
 	})
 	if err != nil {
 		return fmt.Errorf("make object store %s: %w", CheckpointBucket, err)
 	}
-	b.leases, err = js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
+	b.leases, err = b.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
 		Bucket: LeaseBucket, Storage: jetstream.FileStorage, Replicas: b.cfg.Replicas, TTL: b.cfg.LeaseTTL,
 	})
 	if err != nil {

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -35,10 +36,14 @@ type leaseValue struct {
 // leaseKey spells a source within the alphabet of NATS keys, which has '=' but not '%'.
 func leaseKey(source event.Source) string { return strings.ReplaceAll(source.Tokens(), "%", "=") }
 
-// Acquire waits until the source is free and takes it. last is the highest fence known from elsewhere; the new one is
-// max(last known + 1, Unix milliseconds), so that it grows even when the bucket is lost.
-func (b *Bus) Acquire(ctx context.Context, source event.Source, holder string, last event.Fence) (*Lease, error) {
+// Acquire waits until the source is free and takes it. The new fence is max(last known + 1, Unix milliseconds), where
+// the last known stands in the bucket or in the source's newest status, so that it grows even when the bucket is lost.
+func (b *Bus) Acquire(ctx context.Context, source event.Source, holder string) (*Lease, error) {
 	l := &Lease{bus: b, source: source, key: leaseKey(source)}
+	last, err := b.lastFence(ctx, source)
+	if err != nil {
+		return nil, fmt.Errorf("acquire lease of %v: %w", source, err)
+	}
 	tick := time.NewTicker(b.cfg.LeaseTTL / 5)
 	defer tick.Stop()
 	said := ""
@@ -124,7 +129,13 @@ func (l *Lease) retake(ctx context.Context) error {
 	}
 	revision, err := l.bus.leases.Create(ctx, l.key, l.value)
 	if errors.Is(err, jetstream.ErrKeyExists) {
-		return fmt.Errorf("%w: another holds it", ErrLeaseLost)
+		// It may be ours: a renewal that was stored, but whose answer came too late.
+		entry, err := l.bus.leases.Get(ctx, l.key)
+		if err == nil && bytes.Equal(entry.Value(), l.value) {
+			l.revision = entry.Revision()
+			return nil
+		}
+		return errors.Join(fmt.Errorf("%w: another holds it", ErrLeaseLost), err)
 	}
 	if err != nil {
 		return err

@@ -28,6 +28,7 @@ type Checkpoint struct {
 	Recents  []Recent // the last MaxRecents, oldest first
 	Groups   []GroupInfo
 	Entries  uint64 // how many follow
+	Fullest  uint64 // most blocks that were resident at once in this life
 }
 
 // Entry is one row of a checkpoint: a block in a tier, or, with Copies 0, a name that outlived its block.

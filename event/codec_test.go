@@ -222,7 +222,7 @@ func checkpoint() (*event.Checkpoint, []*event.Entry) {
 		Ledger:   event.Ledger{Started: true, First: 10, Last: 14, Live: 3, Lost: 2, Holes: []event.Hole{{First: 11, Last: 12, Reason: "r"}}},
 		Position: event.Position{Stream: "KV", Created: 17, Sequence: 18},
 		Recents:  []event.Recent{{Seq: 14, Time: 5, Payload: 6}},
-		Groups:   []event.GroupInfo{{Group: 1, BlockSize: 16, Spec: event.SpecMLA}}, Entries: uint64(len(entries)),
+		Groups:   []event.GroupInfo{{Group: 1, BlockSize: 16, Spec: event.SpecMLA}}, Entries: uint64(len(entries)), Fullest: 7,
 	}, entries
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"strings"
 
 	"github.com/zeebo/xxh3"
 )
@@ -34,6 +35,9 @@ func beUint64(b string) uint64 {
 
 // Int returns the hash as an integer, and whether it is one.
 func (h BlockHash) Int() (n uint64, ok bool) { return h.n, h.b == "" }
+
+// Clone returns the hash with memory of its own: decoders let all byte hashes of a payload share one string.
+func (h BlockHash) Clone() BlockHash { return BlockHash{n: h.n, b: strings.Clone(h.b)} }
 
 // Equal reports whether two hashes are the same, as == does.
 func (h BlockHash) Equal(other BlockHash) bool { return h == other }

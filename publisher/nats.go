@@ -89,7 +89,7 @@ func (n *NATS) report(state event.State, now bool) error {
 	if err := n.stream.Status(&st); err != nil {
 		return err
 	}
-	if now || n.stream.CheckpointDue(time.Now(), n.set.Blocks()) {
+	if now || n.stream.CheckpointDue(time.Now(), n.set.Entries()) {
 		cp := &event.Checkpoint{Epoch: n.epoch, Seq: seq, State: state, Ledger: n.ledger.Clone()}
 		n.stream.Checkpoint(cp, n.set.Snapshot())
 	}

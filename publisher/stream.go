@@ -119,11 +119,11 @@ func (s *Stream) Publish(ctx context.Context, epoch event.Epoch, b *event.Batch,
 		return
 	}
 	if s.inDrop {
-		s.append(&s.dropped)
+		s.enc.Append(&s.dropped)
 		s.inDrop, s.due = false, true
 	}
+	s.digest = digest // of the message that the batch may close
 	s.append(b)
-	s.digest = digest
 	s.opsSince += uint64(b.Blocks())
 }
 
@@ -252,11 +252,12 @@ func (s *Stream) Settle(ctx context.Context) (event.Position, error) {
 	}
 }
 
-// CheckpointDue reports whether it is time for a checkpoint, given how many blocks are resident.
-func (s *Stream) CheckpointDue(now time.Time, blocks uint64) bool {
+// CheckpointDue reports whether it is time for a checkpoint, given how many entries it would have: so many operations at
+// least lie between two, so that checkpoints cost no more than the events do.
+func (s *Stream) CheckpointDue(now time.Time, entries uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.due || now.Sub(s.checkpoint) >= s.cfg.CheckpointEvery || s.opsSince >= max(minCheckpointOps, blocks)
+	return s.due || now.Sub(s.checkpoint) >= s.cfg.CheckpointEvery || s.opsSince >= max(minCheckpointOps, entries)
 }
 
 // Checkpoint has a checkpoint written: of a snapshot taken after the last batch published. Fence and position are
@@ -267,7 +268,7 @@ func (s *Stream) Checkpoint(cp *event.Checkpoint, snap *resident.Snapshot) {
 	s.due, s.checkpoint, s.opsSince = false, time.Now(), 0
 	job := checkpointJob{cp: cp, snap: snap, at: s.newest}
 	s.mu.Unlock()
-	cp.Source, cp.Fence, cp.Digest, cp.Groups = s.source, s.fence, snap.Digest, snap.Groups
+	cp.Source, cp.Fence, cp.Digest, cp.Groups, cp.Fullest = s.source, s.fence, snap.Digest, snap.Groups, snap.Fullest
 	cp.Written = event.UnixTime(time.Now())
 	for {
 		select {

@@ -904,6 +904,7 @@ type CheckpointHeader struct {
 	RecentPayloadXxh3 []uint64               `protobuf:"fixed64,15,rep,packed,name=recent_payload_xxh3,json=recentPayloadXxh3,proto3" json:"recent_payload_xxh3,omitempty"`
 	Groups            []*Group               `protobuf:"bytes,16,rep,name=groups,proto3" json:"groups,omitempty"`
 	Entries           uint64                 `protobuf:"varint,17,opt,name=entries,proto3" json:"entries,omitempty"` // in all following parts together
+	Fullest           uint64                 `protobuf:"varint,18,opt,name=fullest,proto3" json:"fullest,omitempty"` // most blocks that were resident at once in this life: how many names may be kept
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -1053,6 +1054,13 @@ func (x *CheckpointHeader) GetGroups() []*Group {
 func (x *CheckpointHeader) GetEntries() uint64 {
 	if x != nil {
 		return x.Entries
+	}
+	return 0
+}
+
+func (x *CheckpointHeader) GetFullest() uint64 {
+	if x != nil {
+		return x.Fullest
 	}
 	return 0
 }
@@ -1280,7 +1288,7 @@ const file_event_eventpb_event_proto_rawDesc = "" +
 	"\x06stores\x18\r \x03(\tR\x06stores\x126\n" +
 	"\bcounters\x18\x0e \x03(\v2\x1a.kvstrata.event.v1.CounterR\bcounters\x120\n" +
 	"\x06groups\x18\x0f \x03(\v2\x18.kvstrata.event.v1.GroupR\x06groups\x12\x1c\n" +
-	"\twithdrawn\x18\x10 \x01(\bR\twithdrawn\"\x9f\x04\n" +
+	"\twithdrawn\x18\x10 \x01(\bR\twithdrawn\"\xb9\x04\n" +
 	"\x10CheckpointHeader\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x14\n" +
@@ -1301,7 +1309,8 @@ const file_event_eventpb_event_proto_rawDesc = "" +
 	"recentTime\x12.\n" +
 	"\x13recent_payload_xxh3\x18\x0f \x03(\x06R\x11recentPayloadXxh3\x120\n" +
 	"\x06groups\x18\x10 \x03(\v2\x18.kvstrata.event.v1.GroupR\x06groups\x12\x18\n" +
-	"\aentries\x18\x11 \x01(\x04R\aentries\"\x93\x02\n" +
+	"\aentries\x18\x11 \x01(\x04R\aentries\x12\x18\n" +
+	"\afullest\x18\x12 \x01(\x04R\afullest\"\x93\x02\n" +
 	"\aEntries\x12\x14\n" +
 	"\x05names\x18\x01 \x03(\tR\x05names\x12\x14\n" +
 	"\x05flags\x18\x02 \x03(\rR\x05flags\x12\x16\n" +

@@ -204,10 +204,10 @@ func (s *Set) describe(at int32, ev *event.Event, i int, seed uint64) {
 	}
 	switch {
 	case i > 0:
-		r.parent = ev.Blocks[i-1].Hash
+		r.parent = ev.Blocks[i-1].Hash.Clone()
 		r.flags |= recParent
 	case ev.HasParent:
-		r.parent = ev.Parent
+		r.parent = ev.Parent.Clone()
 		r.flags |= recParent
 	}
 }

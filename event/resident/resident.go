@@ -20,15 +20,16 @@ type Config struct {
 	// AsSet counts a block at most once a tier: for sources in "full report" mode, whose re-reports and second copies
 	// look alike.
 	AsSet bool
-	// MaxNames bounds the names (engine hash → prefix hash) that outlive their blocks; the oldest go first. A judge
-	// needs them for blocks that are stored again, or whose children come later; a follower needs none.
+	// MaxNames bounds the names (engine hash → prefix hash) that outlive their blocks; the oldest go first. As many as
+	// there were blocks at the fullest moment of the life may stay in any case, so that nothing is forgotten when a resync
+	// clears the set. A judge needs names for children of blocks that are gone; a follower needs none, and 0 keeps none.
 	MaxNames int
 	// MaxOrphans bounds the blocks kept aside because their parent is unknown. Beyond it they stay without a name.
 	MaxOrphans int
 }
 
 // DefaultConfig returns the configuration of a judge.
-func DefaultConfig() Config { return Config{MaxNames: 1 << 20, MaxOrphans: 1 << 20} }
+func DefaultConfig() Config { return Config{MaxNames: 1 << 12, MaxOrphans: 1 << 20} }
 
 // Change is one step of what lookups can see: a named block rose from no copy in a tier, or fell to none.
 type Change struct {
@@ -56,6 +57,8 @@ type Set struct {
 	tiers    []TierCount // by tier number
 	groups   []event.GroupInfo
 	names    queue // records without copies, oldest first
+	records  int   // in use: with copies, or names
+	fullest  int   // most records that had copies at once
 	waiting  map[key][]int32
 	orphans  int
 	oddities [numOddities]event.Counter
@@ -84,6 +87,7 @@ func (s *Set) Reset() {
 	s.digest = 0
 	s.tiers, s.groups = nil, nil
 	s.names = queue{}
+	s.records, s.fullest = 0, 0
 	s.waiting = make(map[key][]int32)
 	s.orphans = 0
 	for i := range s.oddities {
@@ -105,6 +109,9 @@ func (s *Set) Blocks() uint64 {
 	}
 	return n
 }
+
+// Entries returns about how many entries a snapshot has: resident blocks and bare names.
+func (s *Set) Entries() uint64 { return uint64(s.records) }
 
 // Copies returns the number of copies over all tiers.
 func (s *Set) Copies() uint64 {
@@ -243,6 +250,7 @@ func (s *Set) rise(i int32, tier uint16, now event.Time) {
 	s.tiers[tier].Copies++
 	if r.add(tier, now) == 1 {
 		s.tiers[tier].Blocks++
+		s.fullest = max(s.fullest, s.records-s.names.length)
 		s.tell(r, tier, +1)
 	}
 }
@@ -314,10 +322,12 @@ func (s *Set) record(h event.BlockHash, g event.Group) int32 {
 	if i, ok := s.index.get(k); ok {
 		return i
 	}
+	k.hash = k.hash.Clone()
 	i := s.slab.alloc()
 	r := s.slab.edit(i)
-	r.hash, r.group, r.flags = h, k.group, recUsed
+	r.hash, r.group, r.flags = k.hash, k.group, recUsed
 	s.index.put(k, i)
+	s.records++
 	return i
 }
 
@@ -326,7 +336,11 @@ func (s *Set) retire(i int32) {
 	if s.slab.at(i).flags&recQueued == 0 {
 		s.names.push(&s.slab, i)
 	}
-	for s.names.length > s.cfg.MaxNames {
+	most := 0
+	if s.cfg.MaxNames > 0 {
+		most = max(s.cfg.MaxNames, s.fullest)
+	}
+	for s.names.length > most {
 		s.forget(s.names.oldest)
 	}
 }
@@ -340,6 +354,7 @@ func (s *Set) forget(i int32) {
 	}
 	s.index.remove(key{r.hash, r.group})
 	s.slab.free(i)
+	s.records--
 }
 
 // wait keeps record i aside until its parent has a name.

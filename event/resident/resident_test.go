@@ -392,7 +392,7 @@ func checkReload(t *rapid.T, judge *resident.Set, cfg resident.Config) {
 	snap := judge.Snapshot()
 	cp := event.Checkpoint{
 		Source: event.Source{Cluster: "c", Model: "m", Instance: "i", Origin: event.Engine}, Epoch: 1, Digest: snap.Digest,
-		Groups: snap.Groups, Entries: snap.Len(),
+		Groups: snap.Groups, Entries: snap.Len(), Fullest: snap.Fullest,
 	}
 	var object bytes.Buffer
 	if err := event.WriteCheckpoint(&object, &cp, snap.Entries()); err != nil {

@@ -3,6 +3,7 @@ package resident
 import (
 	"io"
 	"iter"
+	"math"
 	"slices"
 
 	"kvstrata/event"
@@ -11,15 +12,19 @@ import (
 // Snapshot is a set as it was at one moment. Taking it costs next to nothing and holds nothing up; any goroutine may
 // read it while the set goes on.
 type Snapshot struct {
-	slab   slab
-	tiers  []event.Tier
-	Digest event.Digest
-	Groups []event.GroupInfo
+	slab  slab
+	tiers []event.Tier
+
+	Digest  event.Digest
+	Groups  []event.GroupInfo
+	Fullest uint64 // most blocks that were resident at once
 }
 
 // Snapshot returns the set as it is now.
 func (s *Set) Snapshot() *Snapshot {
-	return &Snapshot{slab: s.slab.freeze(), tiers: s.tierNames(), Digest: s.digest, Groups: slices.Clone(s.groups)}
+	return &Snapshot{
+		slab: s.slab.freeze(), tiers: s.tierNames(), Digest: s.digest, Groups: slices.Clone(s.groups), Fullest: uint64(s.fullest),
+	}
 }
 
 // Len returns how many entries Entries yields.
@@ -59,10 +64,12 @@ func (snap *Snapshot) Entries() iter.Seq[*event.Entry] {
 // next Load or Reset.
 func (s *Set) Load(r io.Reader) (*event.Checkpoint, error) {
 	s.Reset()
+	s.fullest = math.MaxInt // no name is too many before all are there
 	cp, err := event.ReadCheckpoint(r, s.add)
 	if err != nil {
 		return nil, err
 	}
+	s.fullest = int(cp.Fullest)
 	s.groups = slices.Clone(cp.Groups)
 	if s.digest != cp.Digest {
 		return nil, &InvariantError{Seq: cp.Seq, Reason: "the checkpoint's entries do not add up to its digest"}
@@ -77,7 +84,7 @@ func (s *Set) add(e *event.Entry) {
 	}
 	at := s.record(e.Hash, e.Group)
 	r := s.slab.edit(at)
-	r.seed, r.blockSize, r.parent = e.Seed, e.BlockSize, e.Parent
+	r.seed, r.blockSize, r.parent = e.Seed, e.BlockSize, e.Parent.Clone()
 	if e.HasParent {
 		r.flags |= recParent
 	}

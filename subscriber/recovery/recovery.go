@@ -175,6 +175,9 @@ func (m *Machine) State(now time.Time) (event.State, string) {
 	}
 }
 
+// Data returns how complete what was applied is, whatever is going on: live or partial.
+func (m *Machine) Data() (event.State, string) { return m.state, m.reason }
+
 // Last returns the highest sequence applied or given up in this life.
 func (m *Machine) Last() (event.Seq, bool) { return m.last, m.known }
 

@@ -1,0 +1,277 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"kvstrata/event"
+	"kvstrata/publisher"
+	"kvstrata/sim"
+	"kvstrata/subscriber"
+)
+
+type demoCmd struct {
+	edgeFlags
+	listenFlags
+
+	Prefill    int    `help:"Prefill engines." default:"2"`
+	Decode     int    `help:"Decode engines; with none, prefill engines generate." default:"2"`
+	PoolBlocks int    `help:"Physical blocks of each engine." default:"16384"`
+	BlockSize  int    `help:"Tokens a block." default:"16"`
+	Form       string `help:"Encoding of the engines' events: map as vLLM since 0.24, or array as before." enum:"map,array" default:"map"`
+	Trace      string `help:"A Mooncake trace to replay instead of generated traffic." type:"path" placeholder:"FILE"`
+	Speed      string `help:"Virtual time over real time; max: one request after another, as fast as it goes." default:"1"`
+	Exit       bool   `help:"End with the trace: compare what the engines hold with what the index says, report, and exit 3 on a difference."`
+	Data       string `help:"Folder of the embedded NATS server; kept. Without it a temporary one is used and removed." type:"path" placeholder:"DIR"`
+}
+
+// Help shows how it is used.
+func (demoCmd) Help() string {
+	return `Example:
+
+  kvstrata demo
+  kvstrata demo --trace conversation_trace.jsonl --speed max --exit`
+}
+
+// demoModel is what the simulated engines serve.
+const demoModel = "demo/llama-sim"
+
+// Run runs everything in this process until a signal comes, or, with --exit, until the trace has ended.
+func (c *demoCmd) Run(a *app) (err error) {
+	speed, err := c.speed()
+	if err != nil {
+		return err
+	}
+	dir := c.Data
+	if dir == "" {
+		if dir, err = os.MkdirTemp("", "kvstrata-demo-"); err != nil {
+			return fmt.Errorf("make temporary folder: %w", err)
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	}
+	s, err := newStack(a, natsFlags{
+		NATSReplicas: 1, NATSMaxAge: time.Hour, NATSMaxBytes: 4 << 30, LeaseTTL: 2 * time.Second,
+	}, filepath.Join(dir, "nats"))
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if err := s.addPrefix(c.HashKey); err != nil {
+		return err
+	}
+	// The engines run under a context of their own: they stop first.
+	simCtx, stopSim := context.WithCancel(a.ctx)
+	defer stopSim()
+	engines, err := c.startEngines(simCtx, s, speed == 0)
+	if err != nil {
+		return err
+	}
+	defer engines.stop()
+	if err := s.addSubscriber(c.edgeFlags.subscriber(), engines.configs); err != nil {
+		return err
+	}
+	if err := s.listen(c.listenFlags); err != nil {
+		return err
+	}
+	c.announce(a, s, engines, dir)
+
+	stackCtx, stopStack := context.WithCancel(context.WithoutCancel(a.ctx))
+	defer stopStack()
+	stackDone := make(chan error, 1)
+	go func() { stackDone <- s.run(stackCtx) }()
+	simDone := make(chan error, 1)
+	go func() { simDone <- c.drive(simCtx, a, engines, s, speed) }()
+	select {
+	case err = <-stackDone: // a role failed
+		stopSim()
+		return errors.Join(err, <-simDone)
+	case err = <-simDone:
+	}
+	stopStack()
+	return errors.Join(err, <-stackDone)
+}
+
+func (c *demoCmd) speed() (float64, error) {
+	if c.Exit && c.Trace == "" {
+		return 0, usagef("--exit: goes with --trace; generated traffic has no end")
+	}
+	if c.Speed == "max" {
+		return 0, nil
+	}
+	speed, err := strconv.ParseFloat(c.Speed, 64)
+	if err != nil || speed <= 0 || speed > 1e6 {
+		return 0, usagef("--speed %q: want max or a factor above 0, as 10", c.Speed)
+	}
+	return speed, nil
+}
+
+// demoEngines are the simulated engines with their sockets.
+type demoEngines struct {
+	prefill, decode []*sim.Engine
+	sockets         []*publisher.ZMQ
+	configs         []subscriber.EngineConfig
+	group           *errgroup.Group
+	cancel          context.CancelFunc
+}
+
+func (d *demoEngines) stop() {
+	d.cancel()
+	_ = d.group.Wait() // sockets only: what they sent has been compared or no longer matters
+}
+
+// all returns the engines in the order of their configurations.
+func (d *demoEngines) all() []*sim.Engine {
+	return append(append([]*sim.Engine(nil), d.prefill...), d.decode...)
+}
+
+// startEngines makes the engines and binds their sockets to free ports of loopback.
+func (c *demoCmd) startEngines(ctx context.Context, s *stack, paced bool) (*demoEngines, error) {
+	if c.Prefill < 1 || c.Prefill > 64 || c.Decode < 0 || c.Decode > 64 {
+		return nil, usagef("--prefill %d, --decode %d: want 1 to 64 prefill and 0 to 64 decode engines", c.Prefill, c.Decode)
+	}
+	// The sockets outlive the engines: what was published last must get out.
+	socketCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	d := &demoEngines{group: new(errgroup.Group), cancel: cancel}
+	for i := range c.Prefill + c.Decode {
+		name := fmt.Sprintf("prefill-%d", i)
+		if i >= c.Prefill {
+			name = fmt.Sprintf("decode-%d", i-c.Prefill)
+		}
+		if err := c.startEngine(socketCtx, ctx, s, d, name, uint64(i), paced); err != nil {
+			d.stop()
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+func (c *demoCmd) startEngine(socketCtx, ctx context.Context, s *stack, d *demoEngines, name string, seed uint64, paced bool) error {
+	cfg := publisher.DefaultZMQConfig()
+	cfg.Endpoint, cfg.Replay, cfg.Topic = "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", "kv@"+name+"@"+demoModel
+	if err := cfg.Form.UnmarshalText([]byte(c.Form)); err != nil {
+		return err
+	}
+	socket, err := publisher.NewZMQ(cfg, s.app.log)
+	if err != nil {
+		return err
+	}
+	d.group.Go(func() error { return socket.Run(socketCtx) })
+	select {
+	case <-socket.Ready():
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	source := event.Source{Cluster: event.DefaultCluster, Model: demoModel, Instance: name, Origin: event.Engine}
+	var out sim.Publisher = socket
+	if paced {
+		out = &pacedPublisher{ctx: ctx, out: socket, window: cfg.BufferSteps / 4, applied: func() uint64 {
+			_, seq, started := s.index.Seq(source)
+			if !started {
+				return 0
+			}
+			return uint64(seq) + 1
+		}}
+	}
+	engineCfg := sim.DefaultEngineConfig()
+	engineCfg.Name, engineCfg.PoolBlocks, engineCfg.BlockSize = name, c.PoolBlocks, c.BlockSize
+	engineCfg.HashSeed, engineCfg.ReportGroup = seed, c.Form == "map"
+	engine, err := sim.NewEngine(engineCfg, out)
+	if err != nil {
+		return usagef("%w", err)
+	}
+	if int(seed) < c.Prefill {
+		d.prefill = append(d.prefill, engine)
+	} else {
+		d.decode = append(d.decode, engine)
+	}
+	d.sockets = append(d.sockets, socket)
+	d.configs = append(d.configs, subscriber.EngineConfig{
+		Source: source, Endpoint: socket.Endpoint(), Replay: socket.ReplayEndpoint(), Dialect: "auto",
+	})
+	return nil
+}
+
+// pacedPublisher keeps an engine at full speed from running further ahead of the index than its replay buffer reaches:
+// a real engine is slowed by its model.
+type pacedPublisher struct {
+	ctx     context.Context
+	out     *publisher.ZMQ
+	window  int
+	applied func() uint64
+}
+
+// Publish waits while too much is under way.
+func (p *pacedPublisher) Publish(b *event.Batch) error {
+	for p.out.Seq() > p.applied()+uint64(p.window) {
+		select {
+		case <-p.ctx.Done():
+			return p.ctx.Err()
+		case <-time.After(time.Millisecond):
+		}
+	}
+	return p.out.PublishWait(p.ctx, b)
+}
+
+func (c *demoCmd) announce(a *app, s *stack, d *demoEngines, dir string) {
+	fmt.Fprintf(a.stdout, "kvstrata demo at %s\n", s.server.URL())
+	fmt.Fprintf(a.stdout, "  nats        embedded at %s, streams in %s\n", s.nats.URL(), dir)
+	for _, e := range d.configs {
+		fmt.Fprintf(a.stdout, "  engine      %s publishes on %s, replays on %s\n", e.Source.Instance, e.Endpoint, e.Replay)
+	}
+	fmt.Fprintf(a.stdout, "  subscriber  hears %d engines\n", len(d.configs))
+	fmt.Fprintf(a.stdout, "  prefix      %s/v1/lookup and /v1/sources\n", s.server.URL())
+	fmt.Fprintf(a.stdout, "  admin       %s\n", s.server.AdminURL())
+	fmt.Fprintf(a.stdout, "Try: kvstrata tail --nats %s   Ctrl-C stops.\n", s.nats.URL())
+}
+
+// drive sends the traffic; with --exit it compares and reports at the end.
+func (c *demoCmd) drive(ctx context.Context, a *app, d *demoEngines, s *stack, speed float64) error {
+	cfg := sim.DefaultFleetConfig()
+	cfg.Speed = speed
+	fleet, err := sim.NewFleet(cfg, d.prefill, d.decode)
+	if err != nil {
+		return usagef("%w", err)
+	}
+	arrivals, closeTrace, err := c.arrivals()
+	if err != nil {
+		return err
+	}
+	defer closeTrace()
+	if err := fleet.Run(ctx, arrivals); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("simulate: %w", err)
+	}
+	if !c.Exit {
+		if ctx.Err() == nil {
+			fmt.Fprintln(a.stdout, "The traffic has ended; the answers stay. Ctrl-C stops.")
+			<-ctx.Done()
+		}
+		return nil
+	}
+	if ctx.Err() != nil {
+		return errors.New("stopped before the trace ended")
+	}
+	return c.report(ctx, a, d, s, fleet.Report())
+}
+
+func (c *demoCmd) arrivals() (iter.Seq2[sim.Arrival, error], func(), error) {
+	if c.Trace == "" {
+		traffic, err := sim.NewTraffic(sim.DefaultTrafficConfig())
+		if err != nil {
+			return nil, nil, err
+		}
+		return traffic.Arrivals(), func() {}, nil
+	}
+	f, err := os.Open(c.Trace)
+	if err != nil {
+		return nil, nil, usagef("--trace %s: %w", c.Trace, err)
+	}
+	return sim.NewTraceReader(f).Arrivals(), func() { _ = f.Close() }, nil
+}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/pebbe/zmq4"
+
+	"kvstrata/bus"
+	"kvstrata/subscriber"
+)
+
+type doctorCmd struct {
+	NATS      string   `name:"nats" help:"NATS servers to check; empty: only the embedded one is used." env:"KVSTRATA_NATS"`
+	NATSCreds string   `name:"nats-creds" help:"NATS credentials file." type:"path" env:"KVSTRATA_NATS_CREDS"`
+	Server    string   `help:"An index to check." placeholder:"URL" env:"KVSTRATA_SERVER"`
+	Engine    []string `help:"An engine to check, as run takes it; repeated." sep:"none" placeholder:"ENGINE" env:"KVSTRATA_ENGINE"`
+	Listen    string   `help:"The API address that must be free." default:"127.0.0.1:8080" env:"KVSTRATA_LISTEN"`
+}
+
+// Help shows how it is used.
+func (doctorCmd) Help() string {
+	return `Each line says ok or what is wrong and what to do. Exits 1 when something is wrong.
+
+Example:
+
+  kvstrata doctor --nats nats://10.0.0.9:4222 --engine zmq+tcp://10.0.0.5:5557,replay=tcp://10.0.0.5:5558,model=m`
+}
+
+// checkTime bounds each check.
+const checkTime = 3 * time.Second
+
+// Run checks one thing after another; each gets its line.
+func (c *doctorCmd) Run(a *app) error {
+	wrong := 0
+	check := func(what string, f func(context.Context) (string, error)) {
+		ctx, cancel := context.WithTimeout(a.ctx, checkTime)
+		defer cancel()
+		said, err := f(ctx)
+		if err != nil {
+			wrong++
+			fmt.Fprintf(a.stdout, "WRONG  %-28s %s\n", what, oneLine(err))
+			return
+		}
+		fmt.Fprintf(a.stdout, "ok     %-28s %s\n", what, said)
+	}
+	check("libzmq", func(context.Context) (string, error) { return checkLibzmq() })
+	if c.Server == "" {
+		check("listen "+c.Listen, func(context.Context) (string, error) { return checkListen(c.Listen) })
+	} else {
+		check("index "+c.Server, func(ctx context.Context) (string, error) { return checkIndex(ctx, c.Server) })
+	}
+	if c.NATS != "" {
+		check("nats "+c.NATS, func(ctx context.Context) (string, error) { return c.checkNATS(ctx, a) })
+	}
+	for _, text := range c.Engine {
+		engines, err := subscriber.ParseEngine(text)
+		if err != nil {
+			return usagef("%w", err)
+		}
+		for _, e := range engines {
+			check("engine "+e.Source.Instance, func(ctx context.Context) (string, error) { return checkEngine(ctx, e) })
+		}
+	}
+	if wrong > 0 {
+		return fmt.Errorf("%d checks found something wrong", wrong)
+	}
+	return nil
+}
+
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+func checkLibzmq() (string, error) {
+	major, minor, patch := zmq4.Version()
+	if major < 4 || major == 4 && minor < 3 {
+		return "", fmt.Errorf("version %d.%d.%d: 4.3 or newer is needed; install libzmq3-dev and build again", major, minor, patch)
+	}
+	return fmt.Sprintf("version %d.%d.%d", major, minor, patch), nil
+}
+
+func checkListen(addr string) (string, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return "", fmt.Errorf("%w; give run or demo another --listen", err)
+	}
+	return "free", l.Close()
+}
+
+func checkIndex(ctx context.Context, url string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/v1/sources", nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", fmt.Errorf("%w; see that kvstrata run or demo is up and listens there", err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("answers %s to /v1/sources; is it kvstrata with the role prefix?", resp.Status)
+	}
+	return "answers", nil
+}
+
+func (c *doctorCmd) checkNATS(ctx context.Context, a *app) (string, error) {
+	cfg := bus.DefaultConfig()
+	cfg.URL, cfg.Credentials = c.NATS, c.NATSCreds
+	b, err := bus.Attach(ctx, cfg, "kvstrata doctor", a.log)
+	if err != nil {
+		return "", err
+	}
+	defer b.Close()
+	end, err := b.Position(ctx)
+	if err != nil {
+		return "connected; the streams are not there yet: a role makes them when it starts", nil
+	}
+	return fmt.Sprintf("connected; the event stream ends at message %d", end.Sequence), nil
+}
+
+// checkEngine dials both sockets, waits for the ZeroMQ handshake, and asks the replay socket for nothing: an engine
+// answers that with the end marker alone.
+func checkEngine(ctx context.Context, e subscriber.EngineConfig) (string, error) {
+	live, err := subscriber.Probe(ctx, e)
+	switch {
+	case errors.Is(err, subscriber.ErrNoHandshake):
+		return "", fmt.Errorf("%s: %w; is the engine up, started with KV events enabled, and bound (an endpoint like "+
+			"tcp://*:5557) rather than connecting (tcp://0.0.0.0:5557 connects)?", e.Endpoint, err)
+	case errors.Is(err, subscriber.ErrNoReplay):
+		return "", fmt.Errorf("%s: %w; set the engine's replay_endpoint, as tcp://*:5558", e.Replay, err)
+	case err != nil:
+		return "", err
+	case e.Replay == "":
+		return live + "; no replay= given: a gap can't be closed, and every restart of ours leaves the source partial", nil
+	}
+	return live, nil
+}

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"kvstrata/event"
+	"kvstrata/indexer/prefix"
+)
+
+type lookupCmd struct {
+	Server  string   `help:"Address of an index." default:"http://127.0.0.1:8080" env:"KVSTRATA_SERVER"`
+	Model   string   `help:"Model, as the engines serve it." required:""`
+	Cluster string   `help:"Only this cluster."`
+	LoRA    string   `name:"lora" help:"Adapter name."`
+	Salt    string   `help:"Cache salt."`
+	Hashes  bool     `help:"The arguments are prefix hashes, in hexadecimal."`
+	JSON    bool     `name:"json" help:"Print the answer as JSON."`
+	Prompt  []string `arg:"" optional:"" help:"Token ids, or - to read them from standard input, separated by blanks or commas."`
+}
+
+// Help shows how it is used.
+func (lookupCmd) Help() string {
+	return `Example:
+
+  kvstrata lookup --model demo/llama-sim 101 202 303
+  kvstrata lookup --model demo/llama-sim --hashes cb39170ee0a1e03c
+  tokenize prompt.txt | kvstrata lookup --model meta/Llama-3.1-8B -`
+}
+
+// Run asks, and prints a table.
+func (c *lookupCmd) Run(a *app) error {
+	req := prefix.Request{Model: c.Model, Cluster: c.Cluster, LoRA: c.LoRA, Salt: c.Salt}
+	words, err := c.words()
+	if err != nil {
+		return err
+	}
+	for _, word := range words {
+		if c.Hashes {
+			var h event.PrefixHash
+			if err := h.UnmarshalText([]byte(word)); err != nil {
+				return usagef("%w", err)
+			}
+			req.Hashes = append(req.Hashes, h)
+			continue
+		}
+		token, err := strconv.ParseUint(word, 10, 32)
+		if err != nil {
+			return usagef("token id %q: want a number below 4294967296; prefix hashes go with --hashes", word)
+		}
+		req.Tokens = append(req.Tokens, uint32(token))
+	}
+	if len(words) == 0 {
+		return usagef("no prompt: give token ids, or - to read them from standard input")
+	}
+	var answer prefix.Answer
+	body, err := post(a, c.Server+"/v1/lookup", &req, &answer)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		_, err = a.stdout.Write(body)
+		return err
+	}
+	return printAnswer(a.stdout, &answer)
+}
+
+func (c *lookupCmd) words() ([]string, error) {
+	text := strings.Join(c.Prompt, " ")
+	if text == "-" {
+		in, err := io.ReadAll(os.Stdin)
+		if err != nil {
+			return nil, fmt.Errorf("read token ids: %w", err)
+		}
+		text = string(in)
+	}
+	return strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(" \t\r\n,[]", r) }), nil
+}
+
+// post sends a request to an index and reads its answer; an error of the index is returned as it says it.
+func post(a *app, url string, request, answer any) ([]byte, error) {
+	payload, err := json.Marshal(request)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(a.ctx, http.MethodPost, url, bytes.NewReader(payload))
+	if err != nil {
+		return nil, usagef("--server: %w", err)
+	}
+	client := &http.Client{Timeout: 30 * time.Second}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("ask the index: %w; see that it runs, and --server", err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, fmt.Errorf("read the index's answer: %w", err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		var problem struct{ Error string }
+		if json.Unmarshal(body, &problem) == nil && problem.Error != "" {
+			return nil, fmt.Errorf("the index says: %s", problem.Error)
+		}
+		return nil, fmt.Errorf("the index answers %s; is %s one?", resp.Status, url)
+	}
+	if err := json.Unmarshal(body, answer); err != nil {
+		return nil, fmt.Errorf("read the index's answer: %w", err)
+	}
+	return body, nil
+}
+
+func printAnswer(out io.Writer, answer *prefix.Answer) error {
+	w := tabwriter.NewWriter(out, 2, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "SOURCE\tSTATE\tTOKENS\tBLOCKS\tON DEVICE\tTIERS")
+	for _, m := range answer.Matches {
+		var tiers []string
+		for _, t := range m.Tiers {
+			tiers = append(tiers, fmt.Sprintf("%s %d", t.Tier, t.Blocks))
+		}
+		fmt.Fprintf(w, "%v\t%v\t%d\t%d of %d\t%d\t%s\n", m.Source, m.State, m.Tokens, m.Blocks, m.BlockSize, m.DeviceTokens, strings.Join(tiers, ", "))
+	}
+	for _, l := range answer.LeftOut {
+		fmt.Fprintf(w, "%v\t%v\tleft out: %s\n", l.Source, l.State, l.Reason)
+	}
+	return w.Flush()
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"kvstrata/subscriber"
+)
+
+type runCmd struct {
+	natsFlags
+	edgeFlags
+	listenFlags
+
+	Roles   []string `help:"Roles of this process: subscriber, prefix." default:"subscriber,prefix" env:"KVSTRATA_ROLES"`
+	Engine  []string `help:"An engine, repeated: zmq+tcp://host:5557,model=NAME[,replay=tcp://host:5558][,instance=NAME][,rank=0][,ranks=1][,topic=PREFIX][,dialect=auto|vllm][,report=new|full][,pool=BLOCKS]." sep:"none" placeholder:"ENGINE" env:"KVSTRATA_ENGINE"`
+	Engines string   `help:"A file of engines, one a line." type:"path" env:"KVSTRATA_ENGINES"`
+	Data    string   `help:"Folder of the embedded NATS server." type:"path" placeholder:"DIR" env:"KVSTRATA_DATA"`
+}
+
+// Help shows how it is used.
+func (runCmd) Help() string {
+	return `Example:
+
+  kvstrata run --engine zmq+tcp://10.0.0.5:5557,replay=tcp://10.0.0.5:5558,model=meta/Llama-3.1-8B
+  kvstrata run --roles prefix --nats nats://10.0.0.9:4222 --listen 0.0.0.0:8080`
+}
+
+var knownRoles = []string{"subscriber", "prefix"}
+
+// Run runs the roles until a signal comes.
+func (c *runCmd) Run(a *app) error {
+	engines, err := c.engines()
+	if err != nil {
+		return err
+	}
+	dir := c.Data
+	if dir == "" {
+		dir = filepath.Join(os.TempDir(), "kvstrata")
+	}
+	s, err := newStack(a, c.natsFlags, filepath.Join(dir, "nats"))
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	for _, role := range c.Roles {
+		switch role {
+		case "subscriber":
+			err = s.addSubscriber(c.edgeFlags.subscriber(), engines)
+		case "prefix":
+			err = s.addPrefix(c.HashKey)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := s.listen(c.listenFlags); err != nil {
+		return err
+	}
+	fmt.Fprintf(a.stdout, "kvstrata %s\n  api    %s\n  admin  %s\n", strings.Join(c.Roles, ", "), s.server.URL(), s.server.AdminURL())
+	if s.nats != nil {
+		fmt.Fprintf(a.stdout, "  nats   embedded at %s, streams in %s\n", s.nats.URL(), dir)
+	}
+	for _, e := range engines {
+		fmt.Fprintf(a.stdout, "  engine %v at %s\n", e.Source, e.Endpoint)
+	}
+	return s.run(a.ctx)
+}
+
+// engines reads the engines of flag and file, and checks them against the roles.
+func (c *runCmd) engines() ([]subscriber.EngineConfig, error) {
+	for _, role := range c.Roles {
+		if !slices.Contains(knownRoles, role) {
+			return nil, usagef("--roles %q: want some of %s", role, strings.Join(knownRoles, ", "))
+		}
+	}
+	var all []subscriber.EngineConfig
+	for _, text := range c.Engine {
+		engines, err := subscriber.ParseEngine(text)
+		if err != nil {
+			return nil, usagef("%w", err)
+		}
+		all = append(all, engines...)
+	}
+	if c.Engines != "" {
+		f, err := os.Open(c.Engines)
+		if err != nil {
+			return nil, usagef("--engines %s: %w", c.Engines, err)
+		}
+		defer f.Close()
+		engines, err := subscriber.ReadEngines(f)
+		if err != nil {
+			return nil, usagef("--engines %s: %w", c.Engines, err)
+		}
+		all = append(all, engines...)
+	}
+	if slices.Contains(c.Roles, "subscriber") && len(all) == 0 {
+		return nil, usagef("the subscriber needs engines: give --engine or --engines, or leave the role out of --roles")
+	}
+	if err := subscriber.UniqueSources(all); err != nil {
+		return nil, usagef("%w", err)
+	}
+	return all, nil
+}

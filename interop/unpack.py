@@ -1,0 +1,35 @@
+"""Copies the vLLM files under test from a wheel into the running venv, unchanged."""
+
+import base64
+import hashlib
+import sys
+import sysconfig
+import zipfile
+
+FILES = (
+    "vllm/distributed/kv_events.py",
+    "vllm/envs.py",
+    "vllm/utils/hashing.py",
+    "vllm/utils/math_utils.py",
+    "vllm/utils/network_utils.py",
+    "vllm/v1/core/kv_cache_utils.py",
+)
+
+
+def main(wheel: str) -> None:
+    """Extracts FILES, the metadata and the RECORD; checks each file's hash against RECORD."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (record,) = (n for n in names if n.endswith(".dist-info/RECORD"))
+        hashes = dict(line.split(",")[:2] for line in archive.read(record).decode().splitlines())
+        metadata = record.replace("RECORD", "METADATA")
+        for name in [n for n in FILES if n in names] + [metadata]:
+            digest = hashlib.sha256(archive.read(name)).digest()
+            encoded = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+            if hashes[name] != f"sha256={encoded}":
+                raise SystemExit(f"{name} differs from the wheel's RECORD")
+            archive.extract(name, sysconfig.get_path("purelib"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

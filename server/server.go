@@ -1,0 +1,143 @@
+// Package server holds the two listeners of a process: a public one that mounts the roles' handlers, and an admin one,
+// on loopback, with health, metrics and profiles.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
+)
+
+// Config says where to listen. Both addresses are host:port; port 0 takes a free one.
+type Config struct {
+	Listen string // public API
+	Admin  string // /healthz, /readyz, /metrics, /debug/pprof
+}
+
+// DefaultConfig listens on loopback.
+func DefaultConfig() Config { return Config{Listen: "127.0.0.1:8080", Admin: "127.0.0.1:8081"} }
+
+// Validate reports every problem at once.
+func (c Config) Validate() error {
+	var errs []error
+	for flag, addr := range map[string]string{"--listen": c.Listen, "--admin": c.Admin} {
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			errs = append(errs, fmt.Errorf("%s %q: want host:port, as 127.0.0.1:8080", flag, addr))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Ready names something that must hold before the process serves; nil means that it does.
+type Ready struct {
+	Name  string
+	Check func() error
+}
+
+// Server is the two listeners, bound.
+type Server struct {
+	public, admin net.Listener
+	handler       http.Handler
+	ready         []Ready
+	gatherer      prometheus.Gatherer
+	log           *slog.Logger
+}
+
+// New binds both listeners, so that a taken port is told before anything else starts. handlers are mounted by pattern.
+func New(cfg Config, handlers map[string]http.Handler, ready []Ready, gatherer prometheus.Gatherer, log *slog.Logger) (*Server, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	public, err := net.Listen("tcp", cfg.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("listen on --listen %s: %w; choose another with --listen", cfg.Listen, err)
+	}
+	admin, err := net.Listen("tcp", cfg.Admin)
+	if err != nil {
+		return nil, errors.Join(
+			fmt.Errorf("listen on --admin %s: %w; choose another with --admin", cfg.Admin, err), public.Close())
+	}
+	mux := http.NewServeMux()
+	for pattern, h := range handlers {
+		mux.Handle(pattern, h)
+	}
+	return &Server{public: public, admin: admin, handler: mux, ready: ready, gatherer: gatherer, log: log}, nil
+}
+
+// URL returns the public address, AdminURL the admin one.
+func (s *Server) URL() string { return "http://" + s.public.Addr().String() }
+
+// AdminURL returns the admin address.
+func (s *Server) AdminURL() string { return "http://" + s.admin.Addr().String() }
+
+// Close gives the listeners back when Run was never called.
+func (s *Server) Close() { _ = errors.Join(s.public.Close(), s.admin.Close()) }
+
+// Run serves until ctx ends, then gives requests under way a second.
+func (s *Server) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, l := range []struct {
+		listener net.Listener
+		handler  http.Handler
+	}{{s.public, s.handler}, {s.admin, s.adminHandler()}} {
+		srv := &http.Server{
+			Handler: l.handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
+			ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
+		}
+		group.Go(func() error {
+			if err := srv.Serve(l.listener); !errors.Is(err, http.ErrServerClosed) {
+				return fmt.Errorf("serve %s: %w", l.listener.Addr(), err)
+			}
+			return nil
+		})
+		group.Go(func() error {
+			<-ctx.Done()
+			grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+			defer cancel()
+			if err := srv.Shutdown(grace); err != nil {
+				return srv.Close()
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+func (s *Server) adminHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", s.serveReady)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.gatherer, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	return mux
+}
+
+// serveReady answers 200 once everything holds, and otherwise 503 with one line on each thing that does not.
+func (s *Server) serveReady(w http.ResponseWriter, _ *http.Request) {
+	var missing []string
+	for _, r := range s.ready {
+		if err := r.Check(); err != nil {
+			missing = append(missing, r.Name+": "+err.Error())
+		}
+	}
+	if len(missing) > 0 {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		fmt.Fprintln(w, strings.Join(missing, "\n"))
+		return
+	}
+	fmt.Fprintln(w, "ready")
+}

@@ -1,0 +1,165 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"sync"
+	"time"
+
+	"kvstrata/event"
+)
+
+// FleetConfig says how a fleet's time passes. A step takes StepTime and TokenTime for each token that it computes.
+type FleetConfig struct {
+	Speed     float64       // virtual time over real time; 0 = as fast as it goes, one request after another
+	Start     event.Time    // what the engines' clocks show when the run begins; 0 = the real time then
+	StepTime  time.Duration // of a step, however many requests share it
+	TokenTime time.Duration // of one token
+}
+
+// DefaultFleetConfig is real time with steps in round numbers: 20 ms each, and 50,000 tokens of prompts a second.
+func DefaultFleetConfig() FleetConfig {
+	return FleetConfig{Speed: 1, StepTime: 20 * time.Millisecond, TokenTime: 20 * time.Microsecond}
+}
+
+// Validate returns every problem of the configuration, joined; nil when there is none.
+func (c FleetConfig) Validate() error {
+	var problems []error
+	if !(c.Speed >= 0 && c.Speed <= 1e6) {
+		problems = append(problems, fmt.Errorf("speed %v: want 0 (max) or a factor up to 1000000", c.Speed))
+	}
+	if c.StepTime <= 0 || c.StepTime > time.Hour {
+		problems = append(problems, fmt.Errorf("step-time %v: want more than 0 and up to 1h", c.StepTime))
+	}
+	if c.TokenTime < 0 || c.TokenTime > time.Second {
+		problems = append(problems, fmt.Errorf("token-time %v: want 0 to 1s", c.TokenTime))
+	}
+	return errors.Join(problems...)
+}
+
+// Fleet sends requests to engines: the k-th to prefill engine k mod P. Without decode engines that one also generates
+// the output; with D of them it generates one token, and decode engine k mod D then gets the request with its prompt's
+// KV and generates all of the output.
+//
+// Run is called once; Report may be called at any time, from any goroutine. The engines belong to the fleet while it
+// runs; what is resident in them is read before or after.
+type Fleet struct {
+	cfg             FleetConfig
+	prefill, decode []*member
+	done            chan struct{} // closed by Run's last request, when it runs in time
+
+	mu       sync.Mutex
+	began    time.Time
+	start    event.Time
+	elapsed  time.Duration // once the run has ended
+	requests uint64
+	hashIDs  uint64
+	idHits   uint64
+	pending  int // requests in flight, and one for the arrivals
+}
+
+// member is an engine of the fleet.
+type member struct {
+	wake chan struct{} // holds one token when there may be new work
+
+	mu     sync.Mutex // guards what follows
+	engine *Engine
+	now    event.Time // its virtual clock when the fleet runs at full speed
+	ids    map[uint64]struct{}
+	next   map[string]handover // by the id of the request that is being prefilled
+}
+
+// handover is what follows a prefill.
+type handover struct {
+	to      *member
+	request Request
+}
+
+// NewFleet returns a fleet of engines, at least one for prefill. At full speed prompts are cached whole, so no engine
+// may chunk its prefill.
+func NewFleet(cfg FleetConfig, prefill, decode []*Engine) (*Fleet, error) {
+	problems := []error{cfg.Validate()}
+	if len(prefill) == 0 {
+		problems = append(problems, errors.New("prefill 0: want at least 1 engine"))
+	}
+	f := &Fleet{cfg: cfg, done: make(chan struct{}), pending: 1}
+	add := func(engines []*Engine) (members []*member) {
+		for _, e := range engines {
+			if n := e.cfg.TokensPerStep; cfg.Speed == 0 && n != 0 {
+				problems = append(problems, fmt.Errorf("tokens-per-step %d of %s: want 0 at speed max", n, e.Name()))
+			}
+			members = append(members, &member{
+				engine: e, wake: make(chan struct{}, 1),
+				ids: make(map[uint64]struct{}), next: make(map[string]handover),
+			})
+		}
+		return members
+	}
+	f.prefill = add(prefill)
+	f.decode = add(decode)
+	if err := errors.Join(problems...); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// Run sends the arrivals, which must be in the order of time, and returns when the last request is done, or, with nil
+// too, when ctx ends first. A request that an engine refuses is counted there and passed over. An error is one of the
+// arrivals' or of a publisher's.
+func (f *Fleet) Run(ctx context.Context, arrivals iter.Seq2[Arrival, error]) error {
+	f.mu.Lock()
+	f.began = time.Now()
+	f.start = f.cfg.Start
+	if f.start == 0 {
+		f.start = event.UnixTime(f.began)
+	}
+	f.mu.Unlock()
+	defer func() {
+		f.mu.Lock()
+		f.elapsed = time.Since(f.began)
+		f.mu.Unlock()
+	}()
+	if f.cfg.Speed == 0 {
+		return f.replay(ctx, arrivals)
+	}
+	return f.drive(ctx, arrivals)
+}
+
+// route counts an arrival and splits it: to whom it goes, and what follows.
+func (f *Fleet) route(a *Arrival) (to *member, first Request, next handover) {
+	f.mu.Lock()
+	k := f.requests
+	f.requests++
+	f.mu.Unlock()
+	to, first = f.prefill[k%uint64(len(f.prefill))], a.Request
+	if d := uint64(len(f.decode)); d > 0 {
+		next = handover{to: f.decode[k%d], request: a.Request}
+		next.request.External = true
+		first.Output = 1
+	}
+	hits := to.countIDs(a.HashIDs)
+	f.mu.Lock()
+	f.hashIDs += uint64(len(a.HashIDs))
+	f.idHits += uint64(hits)
+	f.mu.Unlock()
+	return to, first, next
+}
+
+// countIDs returns how many of a request's leading hash ids occurred in the member's earlier requests, and remembers
+// all of them. It knows nothing of the pool: it tells what an endless cache would find.
+func (m *member) countIDs(ids []uint64) (hits int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	missed := false
+	for _, id := range ids {
+		if _, ok := m.ids[id]; !ok {
+			missed = true
+			m.ids[id] = struct{}{}
+		} else if !missed {
+			hits++
+		}
+	}
+	return hits
+}

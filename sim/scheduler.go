@@ -1,0 +1,196 @@
+package sim
+
+import (
+	"fmt"
+	"math"
+
+	"kvstrata/event"
+)
+
+// Progress is what one step did.
+type Progress struct {
+	Scheduled int       // requests that computed tokens or began to load them
+	Tokens    int       // computed
+	Preempted int       // requests that lost their blocks
+	Finished  []Request // in the order of their admission, as they were submitted
+}
+
+// Stepped reports whether the step did anything.
+func (p Progress) Stepped() bool { return p.Scheduled+p.Preempted > 0 }
+
+// Step runs one step of the scheduler: every running request gets its next tokens, newest preempted where the pool has
+// no room; then, unless one was preempted, waiting ones are admitted, oldest first, as far as room and tokens reach;
+// requests that are done give their blocks back. What happened in the pool goes out as one batch stamped now, or as
+// none. As in vLLM, blocks are cached when they are allocated, before they are computed.
+func (e *Engine) Step(now event.Time) (Progress, error) {
+	var progress Progress
+	budget := e.cfg.TokensPerStep
+	if budget == 0 {
+		budget = math.MaxInt
+	}
+	budget = e.advance(&progress, budget)
+	if progress.Preempted == 0 {
+		e.admit(&progress, budget)
+	}
+	e.settle(&progress)
+	if !progress.Stepped() && e.Busy() {
+		panic("sim: Engine.Step: requests wait for room in an idle pool")
+	}
+	return progress, e.publish(now)
+}
+
+// advance gives the running requests their tokens and returns what is left of the budget.
+func (e *Engine) advance(progress *Progress, budget int) int {
+	for i := 0; i < len(e.running) && budget > 0; i++ {
+		s := e.running[i]
+		if s.loading {
+			e.loaded(s)
+		}
+		n := min(s.tokens()-s.computed, budget)
+		for !e.allocate(s, n) {
+			victim := e.running[len(e.running)-1]
+			e.preempt(victim)
+			progress.Preempted++
+			if victim == s {
+				return budget
+			}
+		}
+		s.scheduled = n
+		budget -= n
+		progress.Scheduled++
+		progress.Tokens += n
+	}
+	return budget
+}
+
+// admit moves waiting requests into the batch while there is room.
+func (e *Engine) admit(progress *Progress, budget int) {
+	for len(e.waiting) > 0 && budget > 0 && len(e.running) < e.cfg.MaxRunning {
+		s := e.waiting[0]
+		n := e.start(s, budget)
+		if n < 0 {
+			return
+		}
+		e.waiting[0] = nil
+		e.waiting = e.waiting[1:]
+		e.running = append(e.running, s)
+		s.scheduled = n
+		budget -= n
+		progress.Scheduled++
+		progress.Tokens += n
+	}
+}
+
+// start reuses what is cached of a waiting request, allocates the rest and returns how many tokens it computes in this
+// step: none when its prompt is loaded instead. It returns −1, with nothing changed, when the pool has no room.
+func (e *Engine) start(s *sequence, budget int) int {
+	size := e.cfg.BlockSize
+	// The last token is computed in any case, since the next one comes from it. Preempted requests have generated ones.
+	e.hash(s, (s.tokens()-1)/size)
+	hits, idle := s.blocks[:0], 0
+	for _, h := range s.hashes[:(s.tokens()-1)/size] {
+		id, ok := e.pool.Lookup(h)
+		if !ok {
+			break
+		}
+		if !e.pool.InUse(id) {
+			idle++
+		}
+		hits = append(hits, id)
+	}
+	s.blocks = hits[:0]
+	computed := len(hits) * size
+	want := min(s.tokens(), computed+min(budget, s.tokens()-computed))
+	if s.external {
+		want = len(s.Prompt)
+	}
+	missing := (want+size-1)/size - len(hits)
+	if missing+idle > e.pool.Free() {
+		return -1
+	}
+	for _, id := range hits {
+		e.pool.Touch(id)
+	}
+	s.blocks = e.pool.Allocate(hits, missing)
+	s.cached, s.computed = len(hits), computed
+	if !s.admitted {
+		s.admitted = true
+		e.stats.PromptTokens += uint64(len(s.Prompt))
+		e.stats.BlockLookups += uint64(len(s.Prompt) / size)
+		e.stats.BlockHits += uint64(len(hits))
+	}
+	if s.external {
+		s.loading = true
+		return 0
+	}
+	e.cache(s, want/size)
+	return want - computed
+}
+
+// loaded caches what a transfer brought: all of the prompt but its last token, which is computed next.
+func (e *Engine) loaded(s *sequence) {
+	e.stats.LoadedTokens += uint64(len(s.Prompt) - s.computed)
+	s.loading, s.external = false, false
+	s.computed = len(s.Prompt) - 1
+	e.cache(s, s.computed/e.cfg.BlockSize)
+}
+
+// allocate makes room for the next n tokens of a running request and caches the blocks that they fill. It returns
+// false, with nothing changed, when the pool has no room.
+func (e *Engine) allocate(s *sequence, n int) bool {
+	size := e.cfg.BlockSize
+	missing := (s.computed+n+size-1)/size - len(s.blocks)
+	if missing > e.pool.Free() {
+		return false
+	}
+	if missing > 0 {
+		s.blocks = e.pool.Allocate(s.blocks, missing)
+	}
+	e.cache(s, (s.computed+n)/size)
+	return true
+}
+
+// preempt takes a running request's blocks and puts it back to the head of the queue, to start over.
+func (e *Engine) preempt(s *sequence) {
+	last := len(e.running) - 1
+	if e.running[last] != s {
+		panic(fmt.Sprintf("sim: preempt %q: not the newest", s.ID))
+	}
+	e.running[last] = nil
+	e.running = e.running[:last]
+	e.release(s)
+	e.waiting = append(e.waiting, nil)
+	copy(e.waiting[1:], e.waiting)
+	e.waiting[0] = s
+	e.stats.Preempted++
+}
+
+func (e *Engine) release(s *sequence) {
+	e.pool.Release(s.blocks)
+	s.blocks = s.blocks[:0]
+	s.cached, s.computed, s.scheduled, s.loading = 0, 0, 0, false
+}
+
+// settle does what follows the computation: a request whose tokens are all computed gets one more, or is done.
+func (e *Engine) settle(progress *Progress) {
+	e.stats.ComputedTokens += uint64(progress.Tokens)
+	kept := e.running[:0]
+	for _, s := range e.running {
+		s.computed += s.scheduled
+		if s.scheduled > 0 && s.computed == s.tokens() {
+			s.generated++
+			e.stats.GeneratedTokens++
+		}
+		s.scheduled = 0
+		if !s.done() {
+			kept = append(kept, s)
+			continue
+		}
+		e.release(s)
+		delete(e.live, s.ID)
+		e.stats.Finished++
+		progress.Finished = append(progress.Finished, s.Request)
+	}
+	clear(e.running[len(kept):])
+	e.running = kept
+}

@@ -1,0 +1,464 @@
+package subscriber
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"kvstrata/bus"
+	"kvstrata/event"
+)
+
+// Sink keeps something of every source: an index, a history, a dashboard. The consumer calls it from one goroutine, in
+// the order of each source's stream.
+type Sink interface {
+	// Restore replaces all that is known of a source by a checkpoint object.
+	Restore(object io.Reader) (*event.Checkpoint, error)
+	// Apply adds consecutive batches of one life; a higher epoch than the last one begins from nothing. It returns the
+	// digest of the resident set afterwards. The message is reused when it returns. After an error the consumer resyncs
+	// the source.
+	Apply(m *event.Message) (event.Digest, error)
+	// Tell hands on what a source's publisher says of it.
+	Tell(st *event.Status)
+	// Compared tells whether a digest sent with the stream was the sink's own.
+	Compared(source event.Source, agreed bool)
+}
+
+// ConsumerConfig bounds a consumer.
+type ConsumerConfig struct {
+	// HoldFor is how long batches behind a hole in their source's sequence wait for what is missing, before the source
+	// is resynced from a checkpoint; MaxHeld bounds them in bytes.
+	HoldFor time.Duration
+	MaxHeld int
+	// ResyncRetry is how often a checkpoint is asked for until one comes.
+	ResyncRetry time.Duration
+}
+
+// DefaultConsumerConfig returns the bounds of an index.
+func DefaultConsumerConfig() ConsumerConfig {
+	return ConsumerConfig{HoldFor: 10 * time.Second, MaxHeld: 64 << 20, ResyncRetry: 2 * time.Second}
+}
+
+// Consumer hands a sink every source's batches, each once and in order: first the newest checkpoint of each source, then
+// the stream behind them. Positions are watermarks per source; duplicates, and whatever a lower fence sent, are dropped.
+type Consumer struct {
+	cfg  ConsumerConfig
+	bus  *bus.Bus
+	sink Sink
+	log  *slog.Logger
+
+	sources map[event.Source]*track
+	cut     bool // the stream no longer holds its first messages
+	decoder event.Decoder
+	caught  atomic.Bool
+	stats   consumerStats
+}
+
+type consumerStats struct {
+	messages, skipped, fenced, holes, resyncs, agreed, differed, broken prometheus.Counter
+}
+
+// track is where one source stands.
+type track struct {
+	source  event.Source
+	fence   event.Fence
+	epoch   event.Epoch
+	started bool // next means something
+	next    event.Seq
+
+	held      []*bus.Delivery // behind a hole, or waiting for a checkpoint
+	heldBytes int
+	heldSince time.Time
+	resync    bool // nothing is applied before a checkpoint comes
+	askedAt   time.Time
+}
+
+// NewConsumer returns a consumer that feeds a sink. Nothing is read before Run runs. name is in the metrics.
+func NewConsumer(cfg ConsumerConfig, b *bus.Bus, sink Sink, name string, log *slog.Logger, reg prometheus.Registerer) *Consumer {
+	counter := func(metric, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvstrata_subscriber_consumer_" + metric + "_total", Help: help, ConstLabels: prometheus.Labels{"consumer": name},
+		})
+		if reg != nil {
+			reg.MustRegister(c)
+		}
+		return c
+	}
+	return &Consumer{
+		cfg: cfg, bus: b, sink: sink, log: log.With("consumer", name), sources: make(map[event.Source]*track),
+		stats: consumerStats{
+			messages: counter("messages", "Messages of the event stream that were read."),
+			skipped:  counter("skipped_messages", "Messages at or below their source's watermark."),
+			fenced:   counter("fenced_messages", "Messages of a holder that lost its source."),
+			holes:    counter("holes", "Holes in a source's sequence."),
+			resyncs:  counter("resyncs", "Sources made anew from a checkpoint while running."),
+			agreed:   counter("digests_agreed", "Digests of the stream that were the consumer's own."),
+			differed: counter("digests_differed", "Digests of the stream that were not the consumer's own."),
+			broken:   counter("broken_messages", "Messages that could not be decoded."),
+		},
+	}
+}
+
+// CaughtUp reports whether everything that the stream held at the start has been applied.
+func (c *Consumer) CaughtUp() bool { return c.caught.Load() }
+
+// Run feeds the sink until ctx ends. It begins from checkpoints, and again so when the stream was lost.
+func (c *Consumer) Run(ctx context.Context) error {
+	for {
+		err := c.session(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, bus.ErrStreamChanged):
+			c.log.Warn("beginning from checkpoints", "err", err)
+		default:
+			c.log.Warn("consuming was interrupted; beginning from checkpoints", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+}
+
+func (c *Consumer) session(ctx context.Context) error {
+	c.caught.Store(false)
+	from, err := c.restoreAll(ctx)
+	if err != nil {
+		return err
+	}
+	end, err := c.bus.Position(ctx)
+	if err != nil {
+		return err
+	}
+	reader, err := c.bus.Read(ctx, from)
+	if err != nil {
+		return err
+	}
+	deliveries := make(chan *bus.Delivery, 64)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		defer close(deliveries)
+		defer reader.Close()
+		for {
+			d, err := reader.Next(ctx)
+			if err != nil {
+				return err
+			}
+			select {
+			case deliveries <- d:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+	group.Go(func() error { return c.feed(ctx, deliveries, end.Sequence) })
+	return group.Wait()
+}
+
+// feed applies what comes, and looks after sources that wait.
+func (c *Consumer) feed(ctx context.Context, deliveries <-chan *bus.Delivery, end uint64) error {
+	c.caught.Store(end == 0)
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case d, ok := <-deliveries:
+			if !ok {
+				return ctx.Err()
+			}
+			c.stats.messages.Inc()
+			c.take(d)
+			if err := d.Ack(); err != nil {
+				return fmt.Errorf("acknowledge message %d: %w", d.Sequence, err)
+			}
+			if d.Sequence >= end {
+				c.caught.Store(true)
+			}
+		case now := <-tick.C:
+			c.lookAfter(ctx, now)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// restoreAll loads the newest checkpoint of every source, and returns the stream sequence to read from.
+func (c *Consumer) restoreAll(ctx context.Context) (uint64, error) {
+	clear(c.sources)
+	stream, err := c.bus.Position(ctx)
+	if err != nil {
+		return 0, err
+	}
+	first, err := c.bus.First(ctx)
+	if err != nil {
+		return 0, err
+	}
+	c.cut = first > 1
+	names, err := c.bus.Checkpoints(ctx)
+	if err != nil {
+		return 0, err
+	}
+	from := uint64(0)
+	for source, list := range names {
+		cp := c.restoreNewest(ctx, list)
+		if cp == nil {
+			continue
+		}
+		t := c.track(source)
+		t.stand(cp)
+		at := cp.Position.Sequence + 1
+		if !cp.Position.SameStream(stream) {
+			at = 1
+		}
+		if at < first {
+			t.resync = true // the stream no longer holds what follows
+		}
+		if from == 0 || at < from {
+			from = at
+		}
+	}
+	if len(c.sources) < len(names) || from == 0 {
+		from = 1
+	}
+	return from, nil
+}
+
+func (c *Consumer) restoreNewest(ctx context.Context, list []bus.CheckpointName) *event.Checkpoint {
+	for _, name := range list {
+		cp, err := c.restore(ctx, name)
+		if err == nil {
+			return cp
+		}
+		c.log.Warn("checkpoint can't be loaded; trying the one before", "checkpoint", name, "err", err)
+	}
+	return nil
+}
+
+func (c *Consumer) restore(ctx context.Context, name bus.CheckpointName) (*event.Checkpoint, error) {
+	object, err := c.bus.GetCheckpoint(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	defer object.Close()
+	return c.sink.Restore(object)
+}
+
+func (c *Consumer) track(source event.Source) *track {
+	t := c.sources[source]
+	if t == nil {
+		t = &track{source: source}
+		c.sources[source] = t
+	}
+	return t
+}
+
+// stand sets the watermarks to a checkpoint's.
+func (t *track) stand(cp *event.Checkpoint) {
+	t.fence, t.epoch = max(t.fence, cp.Fence), cp.Epoch
+	t.started, t.next = cp.Ledger.Started, 0
+	if t.started {
+		t.next = cp.Seq + 1
+	}
+}
+
+// take handles one message.
+func (c *Consumer) take(d *bus.Delivery) {
+	t := c.track(d.Source)
+	switch d.Kind {
+	case bus.Status:
+		c.tell(t, d)
+	case bus.Events:
+		c.events(t, d)
+	}
+}
+
+func (c *Consumer) tell(t *track, d *bus.Delivery) {
+	st, err := event.UnmarshalStatus(d.Data, d.Source)
+	if err != nil {
+		c.stats.broken.Inc()
+		c.log.Warn("status can't be decoded; skipped", "source", d.Source, "err", err)
+		return
+	}
+	if st.Fence < t.fence {
+		c.stats.fenced.Inc()
+		return
+	}
+	t.fence = st.Fence
+	c.sink.Tell(&st)
+}
+
+func (c *Consumer) events(t *track, d *bus.Delivery) {
+	h := &d.Head
+	switch {
+	case h.Fence < t.fence || h.Epoch < t.epoch:
+		c.stats.fenced.Inc()
+		return
+	case h.Epoch == t.epoch && t.started && h.Last < t.next:
+		c.stats.skipped.Inc()
+		return
+	}
+	t.fence = h.Fence
+	if c.cut && t.epoch == 0 {
+		c.startResync(t, "the stream may no longer hold the beginning of its life")
+	}
+	newLife := h.Epoch > t.epoch
+	switch {
+	case newLife && !t.resync:
+		t.epoch, t.started, t.held, t.heldBytes = h.Epoch, false, nil, 0
+	case t.resync || t.started && h.First > t.next:
+		c.hold(t, d)
+		return
+	}
+	c.apply(t, d)
+	c.release(t)
+}
+
+// apply hands the sink the batches of a message that it does not have yet.
+func (c *Consumer) apply(t *track, d *bus.Delivery) {
+	batches, err := c.decoder.Decode(d.Data)
+	if err == nil && len(batches) == 0 {
+		return
+	}
+	if err == nil && (batches[0].First != d.Head.First || batches[len(batches)-1].Last != d.Head.Last) {
+		err = errors.New("the headers tell another range than the payload")
+	}
+	if err != nil {
+		c.stats.broken.Inc()
+		c.startResync(t, fmt.Sprintf("message %d can't be decoded: %v", d.Sequence, err))
+		return
+	}
+	for t.started && len(batches) > 0 && batches[0].Last < t.next {
+		batches = batches[1:]
+	}
+	for i := range batches {
+		if batches[i].Way == event.Dropped {
+			// Its publisher had no room for it: a checkpoint follows.
+			c.startResync(t, batches[i].Reason)
+			c.hold(t, d)
+			return
+		}
+	}
+	digest, err := c.sink.Apply(&event.Message{
+		Source: t.source, Epoch: d.Head.Epoch, Fence: d.Head.Fence, Batches: batches,
+		Digest: d.Head.Digest, HasDigest: d.Head.HasDigest, Position: event.Position{Sequence: d.Sequence},
+	})
+	if err != nil {
+		c.startResync(t, err.Error())
+		return
+	}
+	t.started, t.next = true, d.Head.Last+1
+	if !d.Head.HasDigest {
+		return
+	}
+	agreed := digest == d.Head.Digest
+	c.sink.Compared(t.source, agreed)
+	if agreed {
+		c.stats.agreed.Inc()
+		return
+	}
+	c.stats.differed.Inc()
+	c.startResync(t, fmt.Sprintf("digest after sequence %d is %x here and %x in the stream", d.Head.Last, digest, d.Head.Digest))
+}
+
+// hold keeps a message that can't be applied yet.
+func (c *Consumer) hold(t *track, d *bus.Delivery) {
+	if len(t.held) == 0 {
+		t.heldSince = time.Now()
+		if !t.resync {
+			c.stats.holes.Inc()
+		}
+	}
+	t.held = append(t.held, d)
+	t.heldBytes += len(d.Data)
+	if t.heldBytes > c.cfg.MaxHeld {
+		// A checkpoint further on will be asked for: the newest ones suffice.
+		c.startResync(t, "held back more than the bound")
+		for t.heldBytes > c.cfg.MaxHeld/2 {
+			t.heldBytes -= len(t.held[0].Data)
+			t.held = t.held[1:]
+		}
+	}
+}
+
+// release applies held messages that are no longer behind a hole.
+func (c *Consumer) release(t *track) {
+	for len(t.held) > 0 && !t.resync {
+		d := t.held[0]
+		if d.Head.Epoch == t.epoch && t.started && d.Head.First > t.next {
+			return
+		}
+		t.held, t.heldBytes = t.held[1:], t.heldBytes-len(d.Data)
+		if d.Head.Epoch < t.epoch || d.Head.Epoch == t.epoch && t.started && d.Head.Last < t.next {
+			continue
+		}
+		if d.Head.Epoch > t.epoch {
+			t.epoch, t.started = d.Head.Epoch, false
+		}
+		c.apply(t, d)
+	}
+}
+
+func (c *Consumer) startResync(t *track, reason string) {
+	if t.resync {
+		return
+	}
+	c.log.Warn("source is resynced from a checkpoint", "source", t.source.String(), "reason", reason)
+	t.resync, t.askedAt = true, time.Time{}
+}
+
+// lookAfter resyncs sources whose hole did not close in time, and asks for the checkpoints that resyncs wait for.
+func (c *Consumer) lookAfter(ctx context.Context, now time.Time) {
+	for _, t := range c.sources {
+		if !t.resync && len(t.held) > 0 && now.Sub(t.heldSince) > c.cfg.HoldFor {
+			c.startResync(t, fmt.Sprintf("sequence %d did not come within %v", t.next, c.cfg.HoldFor))
+		}
+		if !t.resync {
+			continue
+		}
+		if c.resyncFrom(ctx, t) {
+			continue
+		}
+		if now.Sub(t.askedAt) < c.cfg.ResyncRetry {
+			continue
+		}
+		t.askedAt = now
+		attempt, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+		if err := c.bus.RequestCheckpoint(attempt, t.source); err != nil && ctx.Err() == nil {
+			c.log.Warn("nobody answers the request for a checkpoint", "source", t.source.String(), "err", err)
+		}
+		cancel()
+	}
+}
+
+// resyncFrom restores a source from a checkpoint beyond its watermark, if there is one, and goes on from there.
+func (c *Consumer) resyncFrom(ctx context.Context, t *track) bool {
+	names, err := c.bus.Checkpoints(ctx)
+	if err != nil || len(names[t.source]) == 0 {
+		return false
+	}
+	newest := names[t.source][0]
+	behind := newest.Epoch < t.epoch || newest.Epoch == t.epoch && t.started && newest.Seq+1 < t.next
+	if t.askedAt.IsZero() || behind || newest.Write < uint64(t.askedAt.UnixNano()) {
+		return false // older than the request
+	}
+	cp, err := c.restore(ctx, newest)
+	if err != nil {
+		c.log.Warn("checkpoint can't be loaded", "checkpoint", newest, "err", err)
+		return false
+	}
+	c.stats.resyncs.Inc()
+	t.stand(cp)
+	t.resync = false
+	c.log.Info("source is in step again", "source", t.source.String(), "seq", cp.Seq)
+	c.release(t)
+	return true
+}

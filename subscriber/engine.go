@@ -1,0 +1,327 @@
+package subscriber
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/pebbe/zmq4"
+	"golang.org/x/sync/errgroup"
+
+	"kvstrata/event"
+	"kvstrata/event/resident"
+	"kvstrata/subscriber/recovery"
+)
+
+// engine turns one engine rank's sockets into judged batches on the bus. Everything but told belongs to the goroutine
+// of its session.
+type engine struct {
+	cfg  EngineConfig
+	sub  *Subscriber
+	log  *slog.Logger
+	told atomic.Pointer[event.Status] // the last status, for metrics
+
+	edge    edge
+	decoder *VLLM
+	batch   event.Batch
+
+	set     *resident.Set
+	machine *recovery.Machine
+	ledger  event.Ledger
+	epoch   event.Epoch
+	stream  Stream
+
+	strays     uint64
+	otherRank  uint64
+	lookedAt   time.Time // the state was compared with what was told
+	statusAt   time.Time
+	statusSeq  event.Seq
+	statusSays string
+	wasReady   bool
+}
+
+func newEngine(s *Subscriber, cfg EngineConfig) *engine {
+	return &engine{
+		cfg: cfg, sub: s, log: s.log.With("source", cfg.Source.String()), decoder: NewVLLM(),
+		edge: edge{keepTokens: s.cfg.KeepTokens, allowInvertible: s.cfg.AllowInvertible || s.cfg.HashKey != ""},
+	}
+}
+
+// run holds sessions until ctx ends. A session that fails is followed by another, after a growing pause.
+func (e *engine) run(ctx context.Context, zctx *zmq4.Context) error {
+	pause := backoff.NewExponentialBackOff()
+	pause.InitialInterval, pause.MaxInterval = 200*time.Millisecond, 10*time.Second
+	for {
+		began := time.Now()
+		err := e.session(ctx, zctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if time.Since(began) > pause.MaxInterval {
+			pause.Reset()
+		}
+		wait := pause.NextBackOff()
+		e.log.Warn("session with the engine ended; beginning anew", "err", err, "in", wait.Round(time.Millisecond))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+	}
+}
+
+var errStopped = errors.New("session stopped")
+
+// session takes the source's lease, loads its past, and hears the engine until ctx ends or the lease is lost.
+func (e *engine) session(ctx context.Context, zctx *zmq4.Context) error {
+	lease, err := e.sub.bus.Acquire(ctx, e.cfg.Source, e.sub.holder)
+	if err != nil {
+		return err
+	}
+	e.stream = e.sub.open(e.cfg.Source, lease.Fence)
+	group, sessionCtx := errgroup.WithContext(ctx)
+	streamCtx, stopStream := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopStream()
+	group.Go(func() error { return e.stream.Run(streamCtx) })
+	group.Go(func() error { return lease.Keep(sessionCtx) })
+	group.Go(func() error {
+		defer stopStream()
+		err := e.hear(sessionCtx, zctx)
+		if err == nil {
+			err = errStopped // ends the others too
+		}
+		return err
+	})
+	err = group.Wait()
+	if errors.Is(err, errStopped) {
+		err = nil
+	}
+	release, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	return errors.Join(err, lease.Release(release))
+}
+
+// hear loads the past, opens the sockets and works until ctx ends.
+func (e *engine) hear(ctx context.Context, zctx *zmq4.Context) error {
+	prior, err := e.load(ctx)
+	if err != nil {
+		return err
+	}
+	s, err := dial(zctx, e.cfg)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if !e.wasReady {
+		e.wasReady = true
+		e.sub.ready.Add(1)
+	}
+	cfg := e.sub.cfg.Recovery
+	cfg.Replay = e.cfg.Replay != ""
+	e.machine = recovery.New(cfg)
+	e.statusSays = "" // tell the state anew under this fence
+	e.execute(ctx, s, time.Now(), e.machine.Start(time.Now(), prior))
+	e.checkpoint(time.Now())
+	for ctx.Err() == nil {
+		inputs, err := s.poll(50 * time.Millisecond)
+		if err != nil {
+			return err
+		}
+		now := time.Now()
+		for i := range inputs {
+			e.execute(ctx, s, now, e.take(now, &inputs[i]))
+		}
+		e.execute(ctx, s, now, e.machine.Tick(now))
+		if err := e.report(now); err != nil {
+			return err
+		}
+	}
+	return e.farewell()
+}
+
+// take hands one input to the machine.
+func (e *engine) take(now time.Time, in *input) []recovery.Action {
+	switch in.kind {
+	case liveFrame:
+		return e.machine.Live(now, in.frame)
+	case replayFrame:
+		return e.machine.Replayed(now, in.frame)
+	case replayEnd:
+		return e.machine.ReplayEnd(now)
+	case peerConnected:
+		e.log.Info("engine connected", "endpoint", e.cfg.Endpoint)
+		return e.machine.Connected(now)
+	case peerDisconnected:
+		e.log.Warn("engine connection lost; reconnecting", "endpoint", e.cfg.Endpoint)
+		return e.machine.Disconnected(now)
+	default:
+		if e.strays++; e.strays == 1 {
+			e.log.Warn("a message is not of three frames with an 8-byte sequence; is this an engine's event port?",
+				"endpoint", e.cfg.Endpoint)
+		}
+		return nil
+	}
+}
+
+// execute does what the machine decided, in order.
+func (e *engine) execute(ctx context.Context, s *sockets, now time.Time, actions []recovery.Action) {
+	for i := range actions {
+		a := &actions[i]
+		switch a.Kind {
+		case recovery.Apply:
+			e.apply(ctx, now, a)
+		case recovery.Lose:
+			e.log.Warn("batches are lost", "first", a.First, "last", a.Last, "reason", a.Reason)
+			e.lose(ctx, now, a.First, a.Last, a.Reason)
+		case recovery.NewLife:
+			e.log.Warn("engine restarted", "reason", a.Reason)
+			e.newLife(now)
+		case recovery.Ask:
+			if err := s.ask(a.First, a.Reopen); err != nil {
+				e.log.Warn("replay can't be asked for", "from", a.First, "err", err)
+			}
+		case recovery.Duplicate:
+			e.ledger.Duplicates++
+		}
+	}
+}
+
+// newLife begins an epoch; consumers learn of it by its first message, and late ones by its checkpoint.
+func (e *engine) newLife(now time.Time) {
+	e.epoch = max(e.epoch+1, event.Epoch(now.UnixMilli()))
+	e.set.Reset()
+	e.ledger = event.Ledger{}
+	e.checkpoint(now)
+}
+
+// apply decodes, judges and publishes one batch.
+func (e *engine) apply(ctx context.Context, now time.Time, a *recovery.Action) {
+	b := &e.batch
+	b.Reason = ""
+	if err := e.decoder.Decode(a.Frame.Data, b); err != nil {
+		reason := fmt.Sprintf("malformed batch: %v", err)
+		e.log.Warn("batch can't be decoded; its blocks are lost", "seq", a.Frame.Seq, "err", err)
+		e.ledger.Malformed++
+		e.machine.Malformed(reason)
+		e.lose(ctx, now, a.Frame.Seq, a.Frame.Seq, reason)
+		return
+	}
+	b.First, b.Last, b.Way = a.Frame.Seq, a.Frame.Seq, a.Way
+	b.Received, b.Payload = event.UnixTime(now), a.Frame.Payload
+	if b.Rank >= 0 && uint32(b.Rank) != e.cfg.Source.Rank {
+		if e.otherRank++; e.otherRank == 1 {
+			e.log.Warn("the payload tells another data-parallel rank than the configuration; check rank= and the port",
+				"told", b.Rank, "configured", e.cfg.Source.Rank)
+		}
+	}
+	for i := range b.Events {
+		e.edge.enter(&b.Events[i])
+	}
+	e.set.Judge(b)
+	for i := range b.Events {
+		e.edge.leave(&b.Events[i])
+		if b.Events[i].Kind == event.Cleared {
+			e.machine.Cleared()
+		}
+	}
+	if e.cfg.PoolSize > 0 && e.set.Copies() >= e.cfg.PoolSize {
+		e.machine.Filled()
+	}
+	e.publish(ctx, b)
+}
+
+// lose publishes a range that never came: what is resident is no longer known.
+func (e *engine) lose(ctx context.Context, now time.Time, first, last event.Seq, reason string) {
+	e.set.Clear()
+	e.publish(ctx, &event.Batch{
+		First: first, Last: last, Way: event.Lost, Reason: reason, Received: event.UnixTime(now), Rank: -1,
+		Events: []event.Event{{Kind: event.Cleared, Cause: event.ByResync, Group: event.NoGroup, LoRAID: event.NoLoRAID}},
+	})
+}
+
+func (e *engine) publish(ctx context.Context, b *event.Batch) {
+	e.ledger.Count(b)
+	e.stream.Publish(ctx, e.epoch, b, e.set.Digest())
+}
+
+// idleStatus is how often a source without news says that it is there.
+const idleStatus = 5 * time.Second
+
+// report publishes the status each second in which something happened, at once when the state changed, and now and then
+// when nothing does; and a checkpoint when one is due.
+func (e *engine) report(now time.Time) error {
+	if e.stream.CheckpointDue(now, e.set.Entries()) {
+		e.checkpoint(now)
+	}
+	if now.Sub(e.lookedAt) < 50*time.Millisecond {
+		return nil
+	}
+	e.lookedAt = now
+	st := e.status(now)
+	says := st.State.String() + st.Reason
+	since := now.Sub(e.statusAt)
+	news := st.Seq != e.statusSeq && since >= time.Second
+	if says == e.statusSays && !news && since < idleStatus {
+		return nil
+	}
+	if says != e.statusSays {
+		e.log.Info("source state", "state", st.State, "reason", st.Reason)
+	}
+	e.statusAt, e.statusSeq, e.statusSays = now, st.Seq, says
+	if err := e.stream.Status(st); err != nil {
+		return err
+	}
+	e.told.Store(st)
+	return nil
+}
+
+func (e *engine) status(now time.Time) *event.Status {
+	st := &event.Status{
+		Source: e.cfg.Source, Epoch: e.epoch, Seq: e.ledger.Last, Time: event.UnixTime(now), Digest: e.set.Digest(),
+		Ledger: e.ledger.Clone(), Dialect: "vllm", Endpoint: e.cfg.Endpoint, Copies: event.CopiesCounted,
+		PoolSize: e.cfg.PoolSize, Groups: e.set.Groups(), Counters: e.counters(),
+	}
+	if e.cfg.AsSet {
+		st.Copies = event.CopiesUnknown
+	}
+	st.State, st.Reason = e.machine.State(now)
+	return st
+}
+
+// counters returns everything odd that was seen of the engine.
+func (e *engine) counters() []event.Counter {
+	all := append(e.decoder.Oddities(), e.set.Oddities()...)
+	for _, c := range []event.Counter{
+		{Name: "stray_messages", Count: e.strays, Example: "not three frames with an 8-byte sequence"},
+		{Name: "rank_differs", Count: e.otherRank, Example: "payload and configuration name different ranks"},
+		{Name: "prefix_hash_withheld", Count: e.edge.withheld, Example: "block under 16 tokens: use --hash-key or --allow-invertible"},
+		{Name: "extra_keys_unreadable", Count: e.edge.broken},
+	} {
+		if c.Count > 0 {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+func (e *engine) checkpoint(now time.Time) {
+	cp := &event.Checkpoint{
+		Epoch: e.epoch, Seq: e.ledger.Last, Written: event.UnixTime(now), Ledger: e.ledger.Clone(),
+		Recents: append([]event.Recent(nil), e.machine.Recents()...),
+	}
+	cp.State, cp.Reason = e.machine.Data()
+	e.stream.Checkpoint(cp, e.set.Snapshot())
+}
+
+// farewell leaves the source as the next holder should find it.
+func (e *engine) farewell() error {
+	st := e.status(time.Now())
+	st.State, st.Reason = event.StateRecovering, "its subscriber stopped"
+	err := e.stream.Status(st)
+	e.checkpoint(time.Now())
+	return err
+}

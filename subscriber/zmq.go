@@ -1,0 +1,216 @@
+package subscriber
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/pebbe/zmq4"
+	"github.com/zeebo/xxh3"
+
+	"kvstrata/event"
+	"kvstrata/subscriber/recovery"
+)
+
+// sockets are one engine's live and replay sockets. They live in the goroutine that uses them.
+type sockets struct {
+	ctx      *zmq4.Context
+	live     *zmq4.Socket // SUB
+	monitor  *zmq4.Socket // PAIR: connected or not
+	dealer   *zmq4.Socket // DEALER to the engine's replay ROUTER; nil while none is needed
+	poller   *zmq4.Poller
+	replay   string
+	received []input
+}
+
+// inputKind says what a socket delivered.
+type inputKind uint8
+
+const (
+	liveFrame inputKind = iota
+	replayFrame
+	replayEnd
+	peerConnected
+	peerDisconnected
+	strayFrame // not three frames, or a sequence that is not 8 bytes
+)
+
+type input struct {
+	kind  inputKind
+	frame recovery.Frame
+}
+
+// receiveHWM is how many messages libzmq keeps for us; vLLM's publisher keeps as many.
+const receiveHWM = 100_000
+
+// drainMost bounds how many live messages are taken between two looks at the clock.
+const drainMost = 256
+
+// dial opens the live socket; libzmq connects, and reconnects, by itself.
+func dial(ctx *zmq4.Context, cfg EngineConfig) (*sockets, error) {
+	s := &sockets{ctx: ctx, replay: cfg.Replay, poller: zmq4.NewPoller()}
+	live, err := ctx.NewSocket(zmq4.SUB)
+	if err != nil {
+		return nil, fmt.Errorf("open SUB socket: %w", err)
+	}
+	s.live = live
+	monitor := fmt.Sprintf("inproc://monitor-%p", live)
+	err = errors.Join(
+		live.SetRcvhwm(receiveHWM), live.SetLinger(0), live.SetSubscribe(cfg.Topic),
+		live.SetReconnectIvl(100*time.Millisecond), live.SetReconnectIvlMax(2*time.Second),
+		live.SetHeartbeatIvl(5*time.Second), live.SetHeartbeatTimeout(15*time.Second),
+		live.Monitor(monitor, zmq4.EVENT_HANDSHAKE_SUCCEEDED|zmq4.EVENT_DISCONNECTED),
+	)
+	if err == nil {
+		s.monitor, err = ctx.NewSocket(zmq4.PAIR)
+	}
+	if err == nil {
+		err = errors.Join(s.monitor.SetLinger(0), s.monitor.Connect(monitor))
+	}
+	if err == nil {
+		err = live.Connect(cfg.Endpoint)
+	}
+	if err != nil {
+		s.close()
+		return nil, fmt.Errorf("open live socket to %s: %w", cfg.Endpoint, err)
+	}
+	s.poller.Add(live, zmq4.POLLIN)
+	s.poller.Add(s.monitor, zmq4.POLLIN)
+	return s, nil
+}
+
+func (s *sockets) close() {
+	for _, socket := range []*zmq4.Socket{s.live, s.monitor, s.dealer} {
+		if socket != nil {
+			_ = socket.Close() // nothing is left to be done about it
+		}
+	}
+}
+
+// ask sends a replay request. With reopen, what is still under way of an earlier reply is dropped with its socket.
+func (s *sockets) ask(from event.Seq, reopen bool) error {
+	if s.dealer != nil && reopen {
+		if err := errors.Join(s.poller.RemoveBySocket(s.dealer), s.dealer.Close()); err != nil {
+			return fmt.Errorf("close replay socket: %w", err)
+		}
+		s.dealer = nil
+	}
+	if s.dealer == nil {
+		dealer, err := s.ctx.NewSocket(zmq4.DEALER)
+		if err != nil {
+			return fmt.Errorf("open DEALER socket: %w", err)
+		}
+		if err := errors.Join(dealer.SetRcvhwm(0), dealer.SetLinger(0), dealer.Connect(s.replay)); err != nil {
+			_ = dealer.Close()
+			return fmt.Errorf("open replay socket to %s: %w", s.replay, err)
+		}
+		s.dealer = dealer
+		s.poller.Add(dealer, zmq4.POLLIN)
+	}
+	request := binary.BigEndian.AppendUint64(nil, uint64(from))
+	if _, err := s.dealer.SendMessageDontwait("", request); err != nil {
+		return fmt.Errorf("ask %s for replay: %w", s.replay, err)
+	}
+	return nil
+}
+
+// poll waits up to timeout and returns what came: connection changes first, then replays, then live frames. What it
+// returns is valid until the next call.
+func (s *sockets) poll(timeout time.Duration) ([]input, error) {
+	s.received = s.received[:0]
+	ready, err := s.poller.Poll(timeout)
+	if err != nil {
+		return nil, fmt.Errorf("poll sockets: %w", err)
+	}
+	var live, replay bool
+	for _, r := range ready {
+		switch r.Socket {
+		case s.monitor:
+			if err := s.readMonitor(); err != nil {
+				return nil, err
+			}
+		case s.live:
+			live = true
+		case s.dealer:
+			replay = true
+		}
+	}
+	if replay {
+		if err := s.drain(s.dealer, s.replayed); err != nil {
+			return nil, err
+		}
+	}
+	if live {
+		if err := s.drain(s.live, s.lived); err != nil {
+			return nil, err
+		}
+	}
+	return s.received, nil
+}
+
+func (s *sockets) readMonitor() error {
+	for {
+		kind, _, _, err := s.monitor.RecvEvent(zmq4.DONTWAIT)
+		if isAgain(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read socket monitor: %w", err)
+		}
+		switch kind {
+		case zmq4.EVENT_HANDSHAKE_SUCCEEDED:
+			s.received = append(s.received, input{kind: peerConnected})
+		case zmq4.EVENT_DISCONNECTED:
+			s.received = append(s.received, input{kind: peerDisconnected})
+		}
+	}
+}
+
+func (s *sockets) drain(socket *zmq4.Socket, take func([][]byte)) error {
+	for range drainMost {
+		frames, err := socket.RecvMessageBytes(zmq4.DONTWAIT)
+		if isAgain(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("receive: %w", err)
+		}
+		take(frames)
+	}
+	return nil
+}
+
+// lived takes [topic, sequence, payload].
+func (s *sockets) lived(frames [][]byte) {
+	if len(frames) != 3 || len(frames[1]) != 8 {
+		s.received = append(s.received, input{kind: strayFrame})
+		return
+	}
+	s.received = append(s.received, input{kind: liveFrame, frame: frame(frames[1], frames[2])})
+}
+
+// replayed takes ["", topic, sequence, payload], or without the topic from older engines: it is read from the tail.
+// The end is marked by a sequence of eight FF, or by an empty payload.
+func (s *sockets) replayed(frames [][]byte) {
+	n := len(frames)
+	switch {
+	case n < 2 || len(frames[n-2]) != 8:
+		s.received = append(s.received, input{kind: strayFrame})
+	case len(frames[n-1]) == 0 || binary.BigEndian.Uint64(frames[n-2]) == 1<<64-1:
+		s.received = append(s.received, input{kind: replayEnd})
+	default:
+		s.received = append(s.received, input{kind: replayFrame, frame: frame(frames[n-2], frames[n-1])})
+	}
+}
+
+func frame(seq, payload []byte) recovery.Frame {
+	f := recovery.Frame{
+		Seq: event.Seq(binary.BigEndian.Uint64(seq)), Payload: xxh3.Hash(payload), Data: payload,
+	}
+	f.Time, _ = PeekTime(payload) // 0 where there is none: the decoder will say why
+	return f
+}
+
+func isAgain(err error) bool { return zmq4.AsErrno(err) == zmq4.Errno(syscall.EAGAIN) }
