@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"strconv"
 	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
@@ -33,6 +35,15 @@ const maxPayload = 8 << 20
 
 // StartServer starts an embedded server and returns once it takes connections. The caller shuts it down.
 func StartServer(cfg ServerConfig, log *slog.Logger) (*Server, error) {
+	if cfg.Port > 0 { // the server would try for long, and not say why
+		l, err := net.Listen("tcp", net.JoinHostPort(cfg.Host, strconv.Itoa(cfg.Port)))
+		if err != nil {
+			return nil, fmt.Errorf("start embedded NATS: %w", err)
+		}
+		if err := l.Close(); err != nil {
+			return nil, fmt.Errorf("start embedded NATS: %w", err)
+		}
+	}
 	srv, err := natsserver.NewServer(&natsserver.Options{
 		ServerName: "kvstrata", Host: cfg.Host, Port: cfg.Port, JetStream: true, StoreDir: cfg.Dir,
 		NoSigs: true, NoLog: true, MaxPayload: maxPayload, MaxPending: 256 << 20,

@@ -76,6 +76,7 @@ type Stream struct {
 	checkpoint  time.Time // when the last one was taken
 	opsSince    uint64    // block operations since
 	failures    uint64
+	complained  time.Time
 	droppedSeqs uint64
 }
 
@@ -91,6 +92,8 @@ type checkpointJob struct {
 	cp   *event.Checkpoint
 	snap *resident.Snapshot
 	at   *message // holds the checkpoint's last batch; nil when nothing was sent in this life of the stream
+
+	done chan struct{} // instead of all that: closed when everything before it is written
 }
 
 // NewStream returns the road of a source that is published under a fence. Nothing is sent before Run runs.
@@ -283,8 +286,8 @@ func (s *Stream) Checkpoint(cp *event.Checkpoint, snap *resident.Snapshot) {
 	}
 }
 
-// Run sends, resends and writes checkpoints until ctx ends; then it closes the open message and gives what is pending
-// two seconds to be stored.
+// Run sends, resends and writes checkpoints until ctx ends; then it closes the open message and gives what is pending,
+// the last checkpoint included, four seconds to be stored.
 func (s *Stream) Run(ctx context.Context) error {
 	// What is on its way at the end may still arrive.
 	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -300,7 +303,7 @@ func (s *Stream) Run(ctx context.Context) error {
 	group.Go(func() error { return s.writeCheckpoints(late) })
 	group.Go(func() error {
 		<-ctx.Done()
-		grace, done := context.WithTimeout(late, 2*time.Second)
+		grace, done := context.WithTimeout(late, 4*time.Second)
 		defer done()
 		_, err := s.Settle(grace)
 		if err == nil {
@@ -394,13 +397,22 @@ func await(ctx context.Context, future jetstream.PubAckFuture) (*jetstream.PubAc
 	}
 }
 
+// complainEvery is how often at most the log says that NATS stores nothing.
+const complainEvery = 5 * time.Second
+
 // resend waits a little and sends everything pending again, in order. It fails only at the end of ctx.
 func (s *Stream) resend(ctx context.Context, cause error) error {
 	s.mu.Lock()
 	s.failures++
-	n := len(s.pending)
+	n, now := len(s.pending), time.Now()
+	silent := now.Sub(s.complained) < complainEvery
+	if !silent {
+		s.complained = now
+	}
 	s.mu.Unlock()
-	s.log.Warn("NATS did not store a message; sending again", "messages", n, "err", cause)
+	if !silent {
+		s.log.Warn("NATS did not store a message; sending again", "messages", n, "err", cause)
+	}
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
@@ -452,19 +464,29 @@ func (s *Stream) writeCheckpoints(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case job := <-s.request:
+			if job.done != nil {
+				close(job.done)
+				continue
+			}
 			s.writeCheckpoint(ctx, job)
 		}
 	}
 }
 
-// drainCheckpoints writes the checkpoint that is still in line.
+// drainCheckpoints waits until the checkpoints under way and in line are written.
 func (s *Stream) drainCheckpoints(ctx context.Context) error {
+	done := make(chan struct{})
 	select {
-	case job := <-s.request:
-		s.writeCheckpoint(ctx, job)
-	default:
+	case s.request <- checkpointJob{done: done}:
+	case <-ctx.Done():
+		return fmt.Errorf("write last checkpoint of %v: %w", s.source, ctx.Err())
 	}
-	return nil
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("write last checkpoint of %v: %w", s.source, ctx.Err())
+	}
 }
 
 // writeCheckpoint writes a checkpoint once its last batch is stored. A failure is told and costs only the checkpoint.

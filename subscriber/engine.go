@@ -133,6 +133,9 @@ func (e *engine) hear(ctx context.Context, zctx *zmq4.Context) error {
 		}
 		now := time.Now()
 		for i := range inputs {
+			if !s.current(&inputs[i]) {
+				continue
+			}
 			e.execute(ctx, s, now, e.take(now, &inputs[i]))
 		}
 		e.execute(ctx, s, now, e.machine.Tick(now))

@@ -154,10 +154,7 @@ func (e *engine) follow(p *past, d *bus.Delivery, dec *event.Decoder) error {
 	p.fence = d.Head.Fence
 	if d.Head.Epoch > p.epoch {
 		e.set.Reset()
-		*p = past{epoch: d.Head.Epoch, fence: d.Head.Fence, from: p.from, state: event.StateLive}
-		if d.Head.First > 0 {
-			p.state, p.reason = event.StatePartial, fmt.Sprintf("first heard at sequence %d", d.Head.First)
-		}
+		*p = past{epoch: d.Head.Epoch, fence: d.Head.Fence, from: p.from}
 	}
 	batches, err := dec.Decode(d.Data)
 	if err != nil {
@@ -184,6 +181,9 @@ func (e *engine) follow(p *past, d *bus.Delivery, dec *event.Decoder) error {
 
 // count enters a batch of the tail.
 func (p *past) count(b *event.Batch) {
+	if !p.ledger.Started {
+		p.state, p.reason = recovery.Beginning(b.First)
+	}
 	p.ledger.Count(b)
 	if b.Way == event.Lost {
 		p.state, p.reason = event.StatePartial, fmt.Sprintf("lost %d to %d: %s", b.First, b.Last, b.Reason)

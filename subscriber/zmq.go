@@ -23,6 +23,7 @@ type sockets struct {
 	poller   *zmq4.Poller
 	replay   string
 	received []input
+	reopened int // replay sockets so far
 }
 
 // inputKind says what a socket delivered.
@@ -40,6 +41,7 @@ const (
 type input struct {
 	kind  inputKind
 	frame recovery.Frame
+	asked int // of a replay: which of our replay sockets it came from
 }
 
 // receiveHWM is how many messages libzmq keeps for us; vLLM's publisher keeps as many.
@@ -107,6 +109,7 @@ func (s *sockets) ask(from event.Seq, reopen bool) error {
 			return fmt.Errorf("open replay socket to %s: %w", s.replay, err)
 		}
 		s.dealer = dealer
+		s.reopened++
 		s.poller.Add(dealer, zmq4.POLLIN)
 	}
 	request := binary.BigEndian.AppendUint64(nil, uint64(from))
@@ -114,6 +117,11 @@ func (s *sockets) ask(from event.Seq, reopen bool) error {
 		return fmt.Errorf("ask %s for replay: %w", s.replay, err)
 	}
 	return nil
+}
+
+// current reports whether an input is still of use: replies from a replay socket that was closed since are not.
+func (s *sockets) current(in *input) bool {
+	return in.kind != replayFrame && in.kind != replayEnd || in.asked == s.reopened
 }
 
 // poll waits up to timeout and returns what came: connection changes first, then replays, then live frames. What it
@@ -199,9 +207,9 @@ func (s *sockets) replayed(frames [][]byte) {
 	case n < 2 || len(frames[n-2]) != 8:
 		s.received = append(s.received, input{kind: strayFrame})
 	case len(frames[n-1]) == 0 || binary.BigEndian.Uint64(frames[n-2]) == 1<<64-1:
-		s.received = append(s.received, input{kind: replayEnd})
+		s.received = append(s.received, input{kind: replayEnd, asked: s.reopened})
 	default:
-		s.received = append(s.received, input{kind: replayFrame, frame: frame(frames[n-2], frames[n-1])})
+		s.received = append(s.received, input{kind: replayFrame, asked: s.reopened, frame: frame(frames[n-2], frames[n-1])})
 	}
 }
 

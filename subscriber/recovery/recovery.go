@@ -308,11 +308,16 @@ func (m *Machine) accept(now time.Time, f Frame, way event.Way) {
 
 // first takes the first frame known of a life.
 func (m *Machine) first(f Frame, way event.Way) {
-	m.state, m.reason = event.StateLive, ""
-	if f.Seq > 0 {
-		m.state, m.reason = event.StatePartial, fmt.Sprintf("first heard at sequence %d", f.Seq)
-	}
+	m.state, m.reason = Beginning(f.Seq)
 	m.apply(f, way)
+}
+
+// Beginning returns how complete a life is whose first known batch has a sequence.
+func Beginning(first event.Seq) (event.State, string) {
+	if first > 0 {
+		return event.StatePartial, fmt.Sprintf("first heard at sequence %d", first)
+	}
+	return event.StateLive, ""
 }
 
 func (m *Machine) apply(f Frame, way event.Way) {

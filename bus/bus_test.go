@@ -1,0 +1,400 @@
+package bus_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
+
+	"kvstrata/bus"
+	"kvstrata/event"
+	"kvstrata/event/resident"
+)
+
+var source = event.Source{Cluster: "c", Model: "org/model.v1", Instance: "pod-1:8000", Rank: 2, Origin: event.Engine}
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+// start runs a server on a port that stays the same over restarts, and connects to it.
+func start(t *testing.T, cfg bus.Config) (*bus.Server, *bus.Bus, bus.ServerConfig) {
+	t.Helper()
+	srvCfg := bus.DefaultServerConfig()
+	srvCfg.Dir, srvCfg.Port = t.TempDir(), freePort(t)
+	srv, err := bus.StartServer(srvCfg, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.URL = srv.URL()
+	b, err := bus.Dial(t.Context(), cfg, "test", quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		b.Close()
+		srv.Shutdown()
+	})
+	return srv, b, srvCfg
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// publish stores one event message.
+func publish(t *testing.T, b *bus.Bus, first, last event.Seq) uint64 {
+	t.Helper()
+	var enc event.Encoder
+	for seq := first; seq <= last; seq++ {
+		enc.Append(&event.Batch{First: seq, Last: seq, Way: event.Live})
+	}
+	head := bus.Head{Epoch: 1, Fence: 1, First: first, Last: last}
+	future, err := b.PublishAsync(&nats.Msg{Subject: bus.Subject(bus.Events, source), Header: head.Header(), Data: enc.Encode(nil)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case ack := <-future.Ok():
+		return ack.Sequence
+	case err := <-future.Err():
+		t.Fatal(err)
+	case <-t.Context().Done():
+	}
+	return 0
+}
+
+func TestSubjects(t *testing.T) {
+	got := bus.Subject(bus.Events, source)
+	if want := "kv.v1.ev.c.org%2Fmodel%2Ev1.pod-1%3A8000.2.engine"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	kind, back, err := bus.ParseSubject(got)
+	if err != nil || kind != bus.Events || back != source {
+		t.Errorf("%v %+v %v", kind, back, err)
+	}
+	for _, bad := range []string{"", "kv.v1", "kv.v2.ev.c.m.i.0.engine", "kv.v1.ev.c.m.i.0", "kv.v1.ev.c.m.i.0.engine.x"} {
+		if _, _, err := bus.ParseSubject(bad); err == nil {
+			t.Errorf("%q was taken", bad)
+		}
+	}
+}
+
+func TestHeads(t *testing.T) {
+	want := bus.Head{Epoch: 1 << 60, Fence: 7, First: 3, Last: 9, Blocks: 12, Digest: 1<<64 - 1, HasDigest: true}
+	got, err := bus.ParseHead(want.Header())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	for name, value := range map[string]string{"Kv-Epoch": "x", "Kv-Last": "2", "Kv-Fence": "", "Kv-Digest": "-1"} {
+		h := want.Header()
+		h.Set(name, value)
+		if _, err := bus.ParseHead(h); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s %q: %v", name, value, err)
+		}
+	}
+}
+
+func TestConfigNamesEveryProblem(t *testing.T) {
+	err := bus.Config{}.Validate()
+	for _, flag := range []string{"--nats-replicas", "--nats-max-age", "--nats-max-bytes", "--lease-ttl"} {
+		if err == nil || !strings.Contains(err.Error(), flag) {
+			t.Errorf("%v does not name %s", err, flag)
+		}
+	}
+}
+
+func TestReaderGoesOnOverARestartOfNATS(t *testing.T) {
+	srv, b, srvCfg := start(t, bus.DefaultConfig())
+	for seq := range event.Seq(3) {
+		publish(t, b, seq, seq)
+	}
+	r, err := b.Read(t.Context(), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	next := func(want event.Seq) {
+		t.Helper()
+		d, err := r.Next(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d.Head.First != want || d.Source != source || d.Sequence != uint64(want)+1 {
+			t.Fatalf("got sequence %d at %d, want %d", d.Head.First, d.Sequence, want)
+		}
+	}
+	next(1)
+	next(2)
+	srv.Shutdown()
+	again, err := bus.StartServer(srvCfg, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(again.Shutdown)
+	eventually(t, b.Connected)
+	publish(t, b, 3, 3)
+	next(3)
+}
+
+func TestReaderNoticesAnotherStream(t *testing.T) {
+	srv, b, srvCfg := start(t, bus.DefaultConfig())
+	publish(t, b, 0, 0)
+	r, err := b.Read(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if _, err := r.Next(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	srv.Shutdown()
+	srvCfg.Dir = t.TempDir()
+	again, err := bus.StartServer(srvCfg, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(again.Shutdown)
+	cfg := bus.DefaultConfig()
+	cfg.URL = again.URL()
+	other, err := bus.Dial(t.Context(), cfg, "other", quiet()) // makes the streams anew
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if _, err := r.Next(t.Context()); !errors.Is(err, bus.ErrStreamChanged) {
+		t.Errorf("%v, want ErrStreamChanged", err)
+	}
+}
+
+func TestReadOfOneSource(t *testing.T) {
+	_, b, _ := start(t, bus.DefaultConfig())
+	publish(t, b, 0, 0)
+	other := source
+	other.Instance = "another"
+	payload, err := event.MarshalStatus(&event.Status{State: event.StateLive})
+	if err != nil {
+		t.Fatal(err)
+	}
+	future, err := b.PublishAsync(&nats.Msg{Subject: bus.Subject(bus.Status, other), Data: payload})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-future.Ok()
+	r, err := b.Read(t.Context(), 1, other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	d, err := r.Next(t.Context())
+	if err != nil || d.Kind != bus.Status || d.Source != other {
+		t.Errorf("%+v, %v", d, err)
+	}
+}
+
+func TestTheTwoNewestCheckpointsStay(t *testing.T) {
+	_, b, _ := start(t, bus.DefaultConfig())
+	snap := resident.New(resident.DefaultConfig(), nil).Snapshot()
+	for i := range 4 {
+		cp := &event.Checkpoint{Source: source, Epoch: 5, Fence: 6, Seq: event.Seq(i), Written: event.Time(100 + i)}
+		if err := b.PutCheckpoint(t.Context(), cp, snap.Entries()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	names, err := b.Checkpoints(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seqs []event.Seq
+	for _, n := range names[source] {
+		seqs = append(seqs, n.Seq)
+	}
+	if diff := cmp.Diff([]event.Seq{3, 2}, seqs); diff != "" {
+		t.Error(diff)
+	}
+	object, err := b.GetCheckpoint(t.Context(), names[source][0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer object.Close()
+	cp, err := event.ReadCheckpoint(object, func(*event.Entry) {})
+	if err != nil || cp.Seq != 3 {
+		t.Errorf("%+v, %v", cp, err)
+	}
+	if _, err := io.ReadAll(object); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestControlRequests(t *testing.T) {
+	_, b, _ := start(t, bus.DefaultConfig())
+	if err := b.RequestCheckpoint(t.Context(), source); err == nil {
+		t.Error("nobody listens, and no error")
+	}
+	asked := make(chan string, 1)
+	sub, err := b.HandleControl(source, func(request string) string {
+		asked <- request
+		return "ok"
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	if err := b.RequestCheckpoint(t.Context(), source); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-asked; got != bus.CheckpointRequest {
+		t.Error(got)
+	}
+}
+
+func TestOneHoldsALease(t *testing.T) {
+	cfg := bus.DefaultConfig()
+	cfg.LeaseTTL = time.Second
+	_, b, _ := start(t, cfg)
+	first, err := b.Acquire(t.Context(), source, "first")
+	if err != nil {
+		t.Fatal(err)
+	}
+	keepCtx, stopKeeping := context.WithCancel(t.Context())
+	kept := make(chan error, 1)
+	go func() { kept <- first.Keep(keepCtx) }()
+
+	short, cancel := context.WithTimeout(t.Context(), 2*cfg.LeaseTTL)
+	if _, err := b.Acquire(short, source, "second"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a held lease was given away: %v", err)
+	}
+	cancel()
+	stopKeeping() // the holder vanishes without a word
+	if err := <-kept; err != nil {
+		t.Error(err)
+	}
+	second, err := b.Acquire(t.Context(), source, "second")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second.Fence <= first.Fence {
+		t.Errorf("fence %d after %d", second.Fence, first.Fence)
+	}
+	if err := first.Keep(t.Context()); !errors.Is(err, bus.ErrLeaseLost) {
+		t.Errorf("%v, want ErrLeaseLost", err)
+	}
+	if err := second.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	third, err := b.Acquire(t.Context(), source, "third")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if third.Fence <= second.Fence {
+		t.Errorf("fence %d after %d", third.Fence, second.Fence)
+	}
+	if took := time.Since(begin); took > cfg.LeaseTTL {
+		t.Logf("a released lease took %v: released leases are free at once", took)
+	}
+}
+
+func TestALeaseOutlivesNATS(t *testing.T) {
+	cfg := bus.DefaultConfig()
+	cfg.LeaseTTL = time.Second
+	srv, b, srvCfg := start(t, cfg)
+	lease, err := b.Acquire(t.Context(), source, "holder")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	kept := make(chan error, 1)
+	go func() { kept <- lease.Keep(ctx) }()
+	srv.Shutdown()
+	srvCfg.Dir = t.TempDir() // the bucket is lost with everything else
+	again, err := bus.StartServer(srvCfg, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(again.Shutdown)
+	cfg.URL = again.URL()
+	other, err := bus.Dial(t.Context(), cfg, "other", quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	short, done := context.WithTimeout(t.Context(), 3*cfg.LeaseTTL)
+	defer done()
+	for short.Err() == nil { // the holder takes it again; until then anybody might
+		if taken, err := other.Acquire(short, source, "other"); err == nil {
+			if taken.Fence <= lease.Fence {
+				t.Fatalf("fence %d after %d", taken.Fence, lease.Fence)
+			}
+			break
+		}
+	}
+	select {
+	case err := <-kept:
+		if !errors.Is(err, bus.ErrLeaseLost) {
+			t.Error(err)
+		}
+	default:
+		cancel()
+		if err := <-kept; err != nil {
+			t.Error(err)
+		}
+	}
+	cancel()
+}
+
+func TestServerThatCantStartSaysWhy(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	cfg := bus.DefaultServerConfig()
+	cfg.Dir = t.TempDir()
+	cfg.Port = l.Addr().(*net.TCPAddr).Port
+	_, err = bus.StartServer(cfg, quiet())
+	if err == nil || !strings.Contains(err.Error(), strconv.Itoa(cfg.Port)) {
+		t.Errorf("%v does not name the port", err)
+	}
+}
+
+func TestDialWaitsNoLongerThanItsContext(t *testing.T) {
+	cfg := bus.DefaultConfig()
+	cfg.URL = fmt.Sprintf("nats://127.0.0.1:%d", freePort(t))
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if _, err := bus.Dial(ctx, cfg, "test", quiet()); err == nil || !strings.Contains(err.Error(), "--nats") {
+		t.Errorf("%v does not say what to do", err)
+	}
+}
+
+// eventually waits until a condition holds.
+func eventually(t *testing.T, holds func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(20 * time.Second)
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal("waited in vain")
+		}
+	}
+}

@@ -1,0 +1,358 @@
+package subscriber_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kvstrata/bus"
+	"kvstrata/event"
+	"kvstrata/publisher"
+	"kvstrata/subscriber"
+)
+
+func TestEventsReachTheIndex(t *testing.T) {
+	r, e := newRoad(t), startEngine(t)
+	e.publish(storing(1, 4)) // before anybody listens: the replay tells
+	r.subscribe(e.config("a"))
+	r.await("a", 0, event.StateLive)
+	e.publish(storing(5, 6), evicting(6))
+	s := r.await("a", 2, event.StateLive)
+	if got := r.matched("a"); got != 5 {
+		t.Errorf("%d blocks matched, want 5", got)
+	}
+	if s.Ledger.Recovered+s.Ledger.Live+s.Ledger.Held+s.Ledger.Asked != 3 || s.Ledger.Lost != 0 {
+		t.Errorf("ledger %+v", s.Ledger)
+	}
+}
+
+func TestAGapIsClosedByReplayInOrder(t *testing.T) {
+	for _, withTopic := range []bool{true, false} {
+		r, e := newRoad(t), startEngine(t)
+		e.withTopic = withTopic
+		r.subscribe(e.config("a"))
+		e.publish(storing(1, 2))
+		r.await("a", 0, event.StateLive)
+		e.drop(storing(3, 3), evicting(3))
+		e.publish(storing(3, 3), storing(4, 4))
+		s := r.await("a", 4, event.StateLive)
+		if got := r.matched("a"); got != 4 {
+			t.Errorf("%d blocks matched, want 4: stored, evicted and stored again must not change places", got)
+		}
+		if s.Ledger.Recovered < 2 || s.Ledger.Lost != 0 {
+			t.Errorf("ledger %+v", s.Ledger)
+		}
+	}
+}
+
+func TestASilentEnginesLostTailIsAskedFor(t *testing.T) {
+	r, e := newRoad(t), startEngine(t)
+	r.subscribe(e.config("a"))
+	e.publish(storing(1, 1))
+	r.await("a", 0, event.StateLive)
+	e.drop(storing(2, 3))
+	if s := r.await("a", 1, event.StateLive); s.Ledger.Asked != 1 {
+		t.Errorf("ledger %+v", s.Ledger)
+	}
+	if got := r.matched("a"); got != 3 {
+		t.Errorf("%d blocks matched, want 3", got)
+	}
+}
+
+func TestWhatNoReplayHasIsLostAndSaid(t *testing.T) {
+	r, e := newRoad(t), startEngine(t)
+	r.subscribe(e.config("a"))
+	e.publish(storing(1, 4))
+	r.await("a", 0, event.StateLive)
+	e.drop(evicting(4), evicting(3))
+	e.forget(3)
+	e.publish(storing(5, 5))
+	s := r.await("a", 3, event.StatePartial)
+	want := []event.Hole{{First: 1, Last: 2, Reason: "the replay does not reach back so far"}}
+	if diff := cmp.Diff(want, s.Ledger.Holes); diff != "" {
+		t.Error(diff)
+	}
+	if got := r.matched("a"); got != 0 {
+		t.Errorf("%d blocks matched: after a loss nothing earlier may be claimed", got)
+	}
+	e.publish(clearing(), storing(1, 2))
+	r.await("a", 5, event.StateLive)
+	if got := r.matched("a"); got != 2 {
+		t.Errorf("%d blocks matched, want 2", got)
+	}
+}
+
+func TestAnEngineWithoutReplayLosesAtOnce(t *testing.T) {
+	r, e := newRoad(t), startEngine(t)
+	cfg := e.config("a")
+	cfg.Replay = ""
+	r.subscribe(cfg)
+	eventually(t, "the first batch", func() bool {
+		e.publish(storing(1, 1))
+		return r.info("a").Started
+	})
+	first := r.info("a").LastSeq
+	e.drop(storing(2, 2))
+	e.publish(storing(3, 3))
+	eventually(t, "partial", func() bool { return r.info("a").State == event.StatePartial })
+	eventually(t, "the loss", func() bool { return r.info("a").Ledger.Lost == 1 })
+	if r.info("a").LastSeq <= first {
+		t.Error("nothing was applied")
+	}
+}
+
+func TestARestartedEngineBeginsANewEpoch(t *testing.T) {
+	r, e := newRoad(t), startEngine(t)
+	r.subscribe(e.config("a"))
+	e.publish(storing(1, 4), storing(5, 8))
+	before := r.await("a", 1, event.StateLive)
+	e.restart()
+	e.publish(storing(1, 2))
+	eventually(t, "another epoch", func() bool { return r.info("a").Epoch > before.Epoch })
+	r.await("a", 0, event.StateLive)
+	if got := r.matched("a"); got != 2 {
+		t.Errorf("%d blocks matched, want 2: the old life's blocks are gone", got)
+	}
+}
+
+func TestARestartPastOurSequenceIsNoticed(t *testing.T) {
+	r, e := newRoad(t), startEngine(t)
+	r.subscribe(e.config("a"))
+	e.publish(storing(1, 4))
+	before := r.await("a", 0, event.StateLive)
+	e.restart()
+	e.drop(storing(1, 1), storing(2, 2), storing(3, 3)) // the new life is past sequence 0 before we hear of it
+	e.publish(storing(4, 4))
+	eventually(t, "another epoch", func() bool { return r.info("a").Epoch > before.Epoch })
+	s := r.await("a", 3, event.StateLive)
+	if got := r.matched("a"); got != 4 || s.Ledger.Lost != 0 {
+		t.Errorf("%d blocks matched, ledger %+v", got, s.Ledger)
+	}
+}
+
+func TestOurOwnRestartChangesNothing(t *testing.T) {
+	r, e := newRoad(t), startEngine(t)
+	stop := r.subscribe(e.config("a"))
+	e.publish(storing(1, 2), storing(3, 4))
+	before := r.await("a", 1, event.StateLive)
+	stop()
+	eventually(t, "the farewell", func() bool { return r.info("a").State == event.StateRecovering })
+	if got := r.matched("a"); got != 4 {
+		t.Errorf("%d blocks matched while the subscriber is away, want 4", got)
+	}
+	e.publish(storing(5, 5), evicting(5)) // nobody listens
+	e.publish(storing(5, 6))
+	r.subscribe(e.config("a"))
+	after := r.await("a", 4, event.StateLive)
+	if after.Epoch != before.Epoch {
+		t.Errorf("epoch %d became %d", before.Epoch, after.Epoch)
+	}
+	if after.Fence <= before.Fence {
+		t.Errorf("fence %d after %d", after.Fence, before.Fence)
+	}
+	if got := r.matched("a"); got != 6 || after.Ledger.Lost != 0 {
+		t.Errorf("%d blocks matched, ledger %+v", got, after.Ledger)
+	}
+}
+
+func TestASubscriberThatWasKilledChangesNothing(t *testing.T) {
+	r, e := newRoad(t), startEngine(t)
+	// A bus of its own, closed under the subscriber's feet: nothing it says at the end gets out.
+	cfg := bus.DefaultConfig()
+	cfg.URL, cfg.LeaseTTL = r.srv.URL(), time.Second
+	doomed, err := bus.Dial(t.Context(), cfg, "doomed", quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func(source event.Source, fence event.Fence) subscriber.Stream {
+		return publisher.NewStream(publisher.DefaultStreamConfig(), doomed, source, fence, quiet())
+	}
+	sub, err := subscriber.New(r.cfg, []subscriber.EngineConfig{e.config("a")}, doomed, open, quiet(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- sub.Run(ctx) }()
+	e.publish(storing(1, 2), storing(3, 4))
+	before := r.await("a", 1, event.StateLive)
+	doomed.Close()
+	cancel()
+	<-done
+	e.publish(storing(5, 5))
+	r.subscribe(e.config("a")) // waits for the lease to run out
+	after := r.await("a", 2, event.StateLive)
+	if after.Epoch != before.Epoch || r.matched("a") != 5 {
+		t.Errorf("epoch %d became %d, %d blocks matched", before.Epoch, after.Epoch, r.matched("a"))
+	}
+}
+
+func TestTwoSubscribersOneSource(t *testing.T) {
+	r, e := newRoad(t), startEngine(t)
+	first := r.subscribe(e.config("a"))
+	e.publish(storing(1, 1))
+	before := r.await("a", 0, event.StateLive)
+	r.subscribe(e.config("a")) // waits
+	e.publish(storing(2, 2))
+	r.await("a", 1, event.StateLive)
+	first()
+	e.publish(storing(3, 3))
+	after := r.await("a", 2, event.StateLive)
+	if after.Fence <= before.Fence || after.Epoch != before.Epoch || r.matched("a") != 3 {
+		t.Errorf("before %+v, after %+v", before, after)
+	}
+}
+
+func TestAMalformedBatchCostsOnlyItself(t *testing.T) {
+	r, e := newRoad(t), startEngine(t)
+	r.subscribe(e.config("a"))
+	e.publish(storing(1, 2))
+	r.await("a", 0, event.StateLive)
+	e.raw(true, []byte("\xc1 this is no msgpack"))
+	e.publish(storing(3, 3))
+	s := r.await("a", 2, event.StatePartial)
+	if s.Ledger.Malformed != 1 || s.Ledger.Lost != 1 || len(s.Ledger.Holes) != 1 || !strings.Contains(s.Ledger.Holes[0].Reason, "malformed") {
+		t.Errorf("ledger %+v", s.Ledger)
+	}
+	if !strings.Contains(s.Reason, "malformed") {
+		t.Errorf("the state does not say why: %q", s.Reason)
+	}
+}
+
+func TestAnUnreachableEngineHoldsNobodyUp(t *testing.T) {
+	r, e := newRoad(t), startEngine(t)
+	away := e.config("away")
+	away.Endpoint, away.Replay = freeAddress(t), freeAddress(t)
+	r.subscribe(away, e.config("a"))
+	e.publish(storing(1, 2))
+	r.await("a", 0, event.StateLive)
+	eventually(t, "a state for the other", func() bool {
+		s := r.info("away")
+		return s.State == event.StateRecovering && s.Reason == "not connected yet"
+	})
+}
+
+func TestNATSRestartsUnderTheRoad(t *testing.T) {
+	r, e := newRoad(t), startEngine(t)
+	r.subscribe(e.config("a"))
+	e.publish(storing(1, 2))
+	before := r.await("a", 0, event.StateLive)
+	r.srv.Shutdown()
+	e.publish(storing(3, 3), storing(4, 4))
+	r.startNATS()
+	e.publish(storing(5, 5))
+	after := r.await("a", 3, event.StateLive)
+	if after.Epoch != before.Epoch || after.Ledger.Lost != 0 || r.matched("a") != 5 {
+		t.Errorf("before %+v, after %+v", before, after)
+	}
+}
+
+func TestAShortBlocksHashesAreWithheld(t *testing.T) {
+	r, e := newRoad(t), startEngine(t)
+	r.subscribe(e.config("a"))
+	b := storing(1, 1)
+	b.Events[0].BlockSize, b.Events[0].Tokens = 4, b.Events[0].Tokens[:4]
+	e.publish(b)
+	s := r.await("a", 0, event.StateLive)
+	if len(s.Oddities) != 1 || s.Oddities[0].Name != "prefix_hash_withheld" {
+		t.Errorf("oddities %+v", s.Oddities)
+	}
+}
+
+func TestPromptTextStopsAtTheEdge(t *testing.T) {
+	for _, keep := range []bool{false, true} {
+		r, e := newRoad(t), startEngine(t)
+		r.cfg.KeepTokens = keep
+		r.subscribe(e.config("a"))
+		b := storing(1, 1)
+		b.Events[0].Tokens[3] = 0x0abcdef
+		b.Events[0].ExtraKeys = [][]byte{[]byte("\x91\xabcanary-salt")}
+		e.publish(b)
+		r.await("a", 0, event.StateLive)
+		reader, err := r.bus.Read(t.Context(), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer reader.Close()
+		var dec event.Decoder
+		for {
+			d, err := reader.Next(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(string(d.Data), "canary") && !keep {
+				t.Error("the salt reached NATS")
+			}
+			if d.Kind != bus.Events {
+				continue
+			}
+			batches, err := dec.Decode(d.Data)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := len(batches[0].Events[0].Tokens) > 0; got != keep {
+				t.Errorf("keep %v, and tokens travel: %v", keep, got)
+			}
+			want := event.Prefixes(nil, b.Events[0].Tokens, 16, event.Hasher{}.Seed("", "canary-salt"), false)[0]
+			if got := batches[0].Events[0].Blocks[0].Prefix; got != want {
+				t.Errorf("prefix %v, want %v: the salt is part of the name", got, want)
+			}
+			break
+		}
+	}
+}
+
+func TestParseEngine(t *testing.T) {
+	got, err := subscriber.ParseEngine("zmq+tcp://10.0.0.5:5557,replay=tcp://10.0.0.5:6557,model=org/m,instance=pod-3,ranks=2,topic=kv@,report=full,pool=100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := subscriber.EngineConfig{
+		Source:   event.Source{Cluster: event.DefaultCluster, Model: "org/m", Instance: "pod-3", Origin: event.Engine},
+		Endpoint: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:6557", Topic: "kv@", Dialect: "auto", AsSet: true, PoolSize: 100,
+	}
+	second := first
+	second.Source.Rank, second.Endpoint, second.Replay = 1, "tcp://10.0.0.5:5558", "tcp://10.0.0.5:6558"
+	if diff := cmp.Diff([]subscriber.EngineConfig{first, second}, got); diff != "" {
+		t.Error(diff)
+	}
+	for text, wants := range map[string][]string{
+		"tcp://h:1,model=m":                     {"zmq+tcp://host:port"},
+		"zmq+tcp://h:1":                         {"model is missing"},
+		"zmq+tcp://*:1,model=m":                 {"where an engine listens"},
+		"zmq+tcp://0.0.0.0:1,model=m":           {"where an engine listens"},
+		"zmq+tcp://h:99999,model=m":             {`address "tcp://h:99999"`},
+		"zmq+tcp://h,rank=x,repay=y":            {"address", `rank "x"`, `"repay": unknown`, "model is missing"},
+		"zmq+tcp://h:65535,model=m,ranks=2":     {"past 65535"},
+		"zmq+tcp://h:1,model=m,dialect=klingon": {`dialect "klingon"`, "auto or vllm"},
+	} {
+		_, err := subscriber.ParseEngine(text)
+		for _, want := range wants {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v does not say %q", text, err, want)
+			}
+		}
+	}
+	if _, err := subscriber.ReadEngines(strings.NewReader("# fleet\n\nzmq+tcp://h:1,model=m\nnonsense\n")); err == nil || !strings.Contains(err.Error(), "line 4") {
+		t.Errorf("%v does not name the line", err)
+	}
+}
+
+func TestProbe(t *testing.T) {
+	e := startEngine(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if said, err := subscriber.Probe(ctx, e.config("a")); err != nil || !strings.Contains(said, "replay socket answers") {
+		t.Errorf("%q, %v", said, err)
+	}
+	short, done := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer done()
+	away := e.config("a")
+	away.Replay = freeAddress(t)
+	if _, err := subscriber.Probe(short, away); err == nil {
+		t.Error("a replay endpoint where nobody is was found well")
+	}
+}
