@@ -76,18 +76,21 @@ func run(args []string, stdout, stderr io.Writer) int {
 	// A second signal ends the process at once.
 	context.AfterFunc(ctx, stop)
 	a := &app{ctx: ctx, log: newLogger(stderr, c.LogLevel, c.LogJSON), stdout: stdout, stderr: stderr}
-	err = command.Run(a)
+	if err = command.Run(a); err != nil {
+		fmt.Fprintln(stderr, "kvstrata:", err)
+	}
+	return exitCode(err)
+}
+
+func exitCode(err error) int {
 	switch {
 	case err == nil:
 		return exitOK
 	case errors.Is(err, errUsage):
-		fmt.Fprintln(stderr, "kvstrata:", err)
 		return exitUsage
 	case errors.Is(err, errMismatch):
-		fmt.Fprintln(stderr, "kvstrata:", err)
 		return exitMismatch
 	default:
-		fmt.Fprintln(stderr, "kvstrata:", err)
 		return exitFailure
 	}
 }
