@@ -70,6 +70,7 @@ type Bus struct {
 	log         *slog.Logger
 	conn        *nats.Conn
 	js          jetstream.JetStream
+	bulk        *nats.Conn // for checkpoints: events must not queue behind them
 	checkpoints jetstream.ObjectStore
 	leases      jetstream.KeyValue
 }
@@ -132,8 +133,12 @@ func Attach(ctx context.Context, cfg Config, name string, log *slog.Logger, opti
 		return nil, fmt.Errorf("connect to NATS at %s: %w; see that --nats names a server with JetStream", cfg.URL, err)
 	}
 	b.conn = conn
-	if err := b.open(ctx); err != nil {
+	if b.bulk, err = nats.Connect(cfg.URL, opts...); err != nil {
 		conn.Close()
+		return nil, fmt.Errorf("connect to NATS at %s: %w", cfg.URL, err)
+	}
+	if err := b.open(ctx); err != nil {
+		b.Close()
 		return nil, err
 	}
 	return b, nil
@@ -175,7 +180,11 @@ func (b *Bus) provide(ctx context.Context) (err error) {
 			return fmt.Errorf("make stream %s: %w; NATS needs JetStream with room on disk", stream.Name, err)
 		}
 	}
-	b.checkpoints, err = b.js.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{
+	bulk, err := jetstream.New(b.bulk)
+	if err != nil {
+		return fmt.Errorf("open JetStream: %w", err)
+	}
+	b.checkpoints, err = bulk.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{
 		Bucket: CheckpointBucket, Storage: jetstream.FileStorage, Replicas: b.cfg.Replicas,
 	})
 	if err != nil {
@@ -194,7 +203,7 @@ func (b *Bus) awaitConnection(ctx context.Context) error {
 	said := false
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	for !b.conn.IsConnected() {
+	for !b.conn.IsConnected() || !b.bulk.IsConnected() {
 		if !said {
 			said = true
 			b.log.Warn("waiting for NATS", "url", b.cfg.URL)
@@ -209,7 +218,10 @@ func (b *Bus) awaitConnection(ctx context.Context) error {
 }
 
 // Close ends the connection; what was published and not yet acknowledged may be lost.
-func (b *Bus) Close() { b.conn.Close() }
+func (b *Bus) Close() {
+	b.conn.Close()
+	b.bulk.Close()
+}
 
 // Connected reports whether the connection stands.
 func (b *Bus) Connected() bool { return b.conn.IsConnected() }

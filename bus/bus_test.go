@@ -228,17 +228,17 @@ func TestTheTwoNewestCheckpointsStay(t *testing.T) {
 	if diff := cmp.Diff([]event.Seq{3, 2}, seqs); diff != "" {
 		t.Error(diff)
 	}
-	object, err := b.GetCheckpoint(t.Context(), names[source][0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer object.Close()
-	cp, err := event.ReadCheckpoint(object, func(*event.Entry) {})
+	read := func(r io.Reader) (*event.Checkpoint, error) { return event.ReadCheckpoint(r, func(*event.Entry) {}) }
+	cp, err := b.LoadCheckpoint(t.Context(), names[source][0], read)
 	if err != nil || cp.Seq != 3 {
 		t.Errorf("%+v, %v", cp, err)
 	}
-	if _, err := io.ReadAll(object); err != nil {
-		t.Error(err)
+	to := event.Position{Stream: bus.EventStream, Created: 77, Sequence: 99}
+	if err := b.MoveCheckpoint(t.Context(), names[source][0], to); err != nil {
+		t.Fatal(err)
+	}
+	if cp, err = b.LoadCheckpoint(t.Context(), names[source][0], read); err != nil || cp.Seq != 3 || cp.Position != to {
+		t.Errorf("%+v, %v", cp, err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -23,6 +24,13 @@ type CheckpointName struct {
 	Seq    event.Seq
 	// Write orders checkpoints that stand at the same sequence, for instance before the first batch of a life.
 	Write uint64
+}
+
+// NameOf returns the name that a checkpoint is stored under.
+func NameOf(cp *event.Checkpoint) CheckpointName {
+	return CheckpointName{
+		Source: cp.Source, Epoch: cp.Epoch, Fence: cp.Fence, Seq: cp.Seq, Write: uint64(cp.Written),
+	}
 }
 
 func (n CheckpointName) String() string {
@@ -71,12 +79,10 @@ const keepCheckpoints = 2
 
 // PutCheckpoint stores a checkpoint, then deletes the source's older ones but for the newest two.
 func (b *Bus) PutCheckpoint(ctx context.Context, cp *event.Checkpoint, entries iter.Seq[*event.Entry]) error {
-	name := CheckpointName{
-		Source: cp.Source, Epoch: cp.Epoch, Fence: cp.Fence, Seq: cp.Seq, Write: uint64(cp.Written),
-	}
+	name := NameOf(cp)
 	r, w := io.Pipe()
 	go func() { w.CloseWithError(event.WriteCheckpoint(w, cp, entries)) }()
-	_, err := b.checkpoints.Put(ctx, jetstream.ObjectMeta{Name: name.String()}, r)
+	_, err := b.checkpoints.Put(ctx, jetstream.ObjectMeta{Name: name.String()}, &pacedReader{ctx: ctx, r: r})
 	r.CloseWithError(err) // ends the writer where Put gave up early
 	if err != nil {
 		return fmt.Errorf("store checkpoint %v: %w", name, err)
@@ -94,6 +100,34 @@ func (b *Bus) PutCheckpoint(ctx context.Context, cp *event.Checkpoint, entries i
 		}
 	}
 	return nil
+}
+
+// pacedReader lets checkpoints through at no more than checkpointRate, so that a large one does not take the processors
+// and the disk from the events.
+type pacedReader struct {
+	ctx  context.Context
+	r    io.Reader
+	debt time.Duration // that reading has run ahead
+	last time.Time
+}
+
+// checkpointRate is in bytes a second.
+const checkpointRate = 64 << 20
+
+func (p *pacedReader) Read(b []byte) (int, error) {
+	now := time.Now()
+	p.debt = max(0, p.debt-now.Sub(p.last))
+	p.last = now
+	if p.debt > time.Millisecond {
+		select {
+		case <-time.After(p.debt):
+		case <-p.ctx.Done():
+			return 0, p.ctx.Err()
+		}
+	}
+	n, err := p.r.Read(b)
+	p.debt += time.Duration(n) * time.Second / checkpointRate
+	return n, err
 }
 
 // Checkpoints lists the checkpoints of every source, newest first.
@@ -120,11 +154,55 @@ func (b *Bus) Checkpoints(ctx context.Context) (map[event.Source][]CheckpointNam
 	return names, nil
 }
 
-// GetCheckpoint opens a checkpoint object; the caller closes it.
-func (b *Bus) GetCheckpoint(ctx context.Context, name CheckpointName) (io.ReadCloser, error) {
+// Keys of a checkpoint object's metadata: a later position at which it still holds.
+const (
+	metaStream   = "stream"
+	metaCreated  = "created"
+	metaSequence = "sequence"
+)
+
+// MoveCheckpoint says that a checkpoint still holds at a later position: nothing came in between.
+func (b *Bus) MoveCheckpoint(ctx context.Context, name CheckpointName, to event.Position) error {
+	meta := jetstream.ObjectMeta{Name: name.String(), Metadata: map[string]string{
+		metaStream: to.Stream, metaCreated: strconv.FormatInt(int64(to.Created), 10),
+		metaSequence: strconv.FormatUint(to.Sequence, 10),
+	}}
+	if err := b.checkpoints.UpdateMeta(ctx, name.String(), meta); err != nil {
+		return fmt.Errorf("move checkpoint %v: %w", name, err)
+	}
+	return nil
+}
+
+// LoadCheckpoint reads a checkpoint object: load gets its bytes and returns what they say. Its position is the latest at
+// which it holds.
+func (b *Bus) LoadCheckpoint(ctx context.Context, name CheckpointName, load func(io.Reader) (*event.Checkpoint, error)) (*event.Checkpoint, error) {
 	object, err := b.checkpoints.Get(ctx, name.String())
 	if err != nil {
 		return nil, fmt.Errorf("open checkpoint %v: %w", name, err)
 	}
-	return object, nil
+	defer object.Close()
+	cp, err := load(object)
+	if err != nil {
+		return nil, fmt.Errorf("load checkpoint %v: %w", name, err)
+	}
+	info, err := object.Info()
+	if err != nil {
+		return nil, fmt.Errorf("load checkpoint %v: %w", name, err)
+	}
+	if moved, ok := movedTo(info.Metadata); ok {
+		cp.Position = moved
+	}
+	return cp, nil
+}
+
+func movedTo(meta map[string]string) (event.Position, bool) {
+	created, err := strconv.ParseInt(meta[metaCreated], 10, 64)
+	if err != nil {
+		return event.Position{}, false
+	}
+	sequence, err := strconv.ParseUint(meta[metaSequence], 10, 64)
+	if err != nil {
+		return event.Position{}, false
+	}
+	return event.Position{Stream: meta[metaStream], Created: event.Time(created), Sequence: sequence}, true
 }

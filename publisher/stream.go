@@ -72,9 +72,10 @@ type Stream struct {
 	closed   bool
 	position event.Position // of the newest acknowledged message
 
-	due         bool      // somebody asked for a checkpoint
-	checkpoint  time.Time // when the last one was taken
-	opsSince    uint64    // block operations since
+	written     *event.Checkpoint // the last one in the object store
+	due         bool              // somebody asked for a checkpoint
+	checkpoint  time.Time         // when the last one was taken
+	opsSince    uint64            // block operations since
 	failures    uint64
 	complained  time.Time
 	droppedSeqs uint64
@@ -92,6 +93,8 @@ type checkpointJob struct {
 	cp   *event.Checkpoint
 	snap *resident.Snapshot
 	at   *message // holds the checkpoint's last batch; nil when nothing was sent in this life of the stream
+
+	requested bool // by a consumer that waits for a new one
 
 	done chan struct{} // instead of all that: closed when everything before it is written
 }
@@ -268,8 +271,8 @@ func (s *Stream) CheckpointDue(now time.Time, entries uint64) bool {
 func (s *Stream) Checkpoint(cp *event.Checkpoint, snap *resident.Snapshot) {
 	s.mu.Lock()
 	s.flush()
+	job := checkpointJob{cp: cp, snap: snap, at: s.newest, requested: s.due}
 	s.due, s.checkpoint, s.opsSince = false, time.Now(), 0
-	job := checkpointJob{cp: cp, snap: snap, at: s.newest}
 	s.mu.Unlock()
 	cp.Source, cp.Fence, cp.Digest, cp.Groups, cp.Fullest = s.source, s.fence, snap.Digest, snap.Groups, snap.Fullest
 	cp.Written = event.UnixTime(time.Now())
@@ -499,13 +502,33 @@ func (s *Stream) writeCheckpoint(ctx context.Context, job checkpointJob) {
 			return
 		}
 	}
-	job.cp.Entries = job.snap.Len()
-	if err := s.bus.PutCheckpoint(ctx, job.cp, job.snap.Entries()); err != nil && ctx.Err() == nil {
-		s.log.Warn("checkpoint not written; restarts read further back", "err", err)
-		s.mu.Lock()
-		s.opsSince = minCheckpointOps / 2
-		s.mu.Unlock()
+	s.mu.Lock()
+	before := s.written
+	s.mu.Unlock()
+	if before != nil && !job.requested && sameStand(before, job.cp) {
+		// Nothing but the position is new.
+		if err := s.bus.MoveCheckpoint(ctx, bus.NameOf(before), job.cp.Position); err == nil {
+			return
+		}
 	}
+	job.cp.Entries = job.snap.Len()
+	err := s.bus.PutCheckpoint(ctx, job.cp, job.snap.Entries())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil {
+		s.written = job.cp
+		return
+	}
+	s.opsSince = minCheckpointOps / 2 // another try, but not at once
+	if ctx.Err() == nil {
+		s.log.Warn("checkpoint not written; restarts read further back", "err", err)
+	}
+}
+
+// sameStand reports whether two checkpoints of one stream tell the same.
+func sameStand(a, b *event.Checkpoint) bool {
+	return a.Epoch == b.Epoch && a.Seq == b.Seq && a.Ledger.Started == b.Ledger.Started &&
+		a.State == b.State && a.Digest == b.Digest
 }
 
 // Stats are counts of a stream's road.

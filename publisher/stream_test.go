@@ -262,13 +262,8 @@ func TestStreamWritesCheckpointsThatStandInTheStream(t *testing.T) {
 		names = all[engineSource]
 		return len(names) > 0
 	})
-	object, err := b.GetCheckpoint(t.Context(), names[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer object.Close()
 	again := resident.New(resident.DefaultConfig(), nil)
-	got, err := again.Load(object)
+	got, err := b.LoadCheckpoint(t.Context(), names[0], again.Load)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,6 +272,24 @@ func TestStreamWritesCheckpointsThatStandInTheStream(t *testing.T) {
 	}
 	if got.Fence != 3 || got.Seq != 9 || again.Digest() != j.set.Digest() {
 		t.Errorf("checkpoint %+v", got)
+	}
+
+	// Nothing happens but a status: the next checkpoint is the same object, further on.
+	if err := s.Status(&event.Status{Epoch: 2, Seq: 9, State: event.StateLive}); err != nil {
+		t.Fatal(err)
+	}
+	same := *cp
+	s.Checkpoint(&same, j.set.Snapshot())
+	later, err := s.Settle(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the checkpoint further on", func() bool {
+		got, err := b.LoadCheckpoint(t.Context(), names[0], again.Load)
+		return err == nil && got.Position == later
+	})
+	if all, err := b.Checkpoints(t.Context()); err != nil || len(all[engineSource]) != 1 {
+		t.Errorf("%v, %v: want one object", all, err)
 	}
 }
 
@@ -321,13 +334,8 @@ func TestNATSPublisherCheckpointsAtStartAndStop(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	object, err := b.GetCheckpoint(t.Context(), all[connectorSource][0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer object.Close()
 	set := resident.New(resident.DefaultConfig(), nil)
-	if _, err := set.Load(object); err != nil {
+	if _, err := b.LoadCheckpoint(t.Context(), all[connectorSource][0], set.Load); err != nil {
 		t.Fatal(err)
 	}
 	if set.Blocks() != 1 {

@@ -244,12 +244,7 @@ func (c *Consumer) restoreNewest(ctx context.Context, list []bus.CheckpointName)
 }
 
 func (c *Consumer) restore(ctx context.Context, name bus.CheckpointName) (*event.Checkpoint, error) {
-	object, err := c.bus.GetCheckpoint(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	defer object.Close()
-	return c.sink.Restore(object)
+	return c.bus.LoadCheckpoint(ctx, name, c.sink.Restore)
 }
 
 func (c *Consumer) track(source event.Source) *track {

@@ -89,7 +89,7 @@ func (e *engine) loadCheckpoint(ctx context.Context) (past, error) {
 		return past{}, err
 	}
 	for _, name := range names[e.cfg.Source] {
-		cp, err := e.open(ctx, name)
+		cp, err := e.sub.bus.LoadCheckpoint(ctx, name, e.set.Load)
 		if err != nil {
 			e.log.Warn("checkpoint can't be loaded; trying the one before", "checkpoint", name, "err", err)
 			continue
@@ -104,15 +104,6 @@ func (e *engine) loadCheckpoint(ctx context.Context) (past, error) {
 	}
 	e.set.Reset()
 	return past{from: 1}, nil
-}
-
-func (e *engine) open(ctx context.Context, name bus.CheckpointName) (*event.Checkpoint, error) {
-	object, err := e.sub.bus.GetCheckpoint(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	defer object.Close()
-	return e.set.Load(object)
 }
 
 // readTail applies what the stream holds of the source behind the checkpoint, up to a stream sequence.

@@ -95,8 +95,8 @@ func (x *Index) Lookup(r *Request) (*Answer, error) {
 	defer x.mu.RUnlock()
 	m := x.models[r.Model]
 	if m == nil {
-		known := slices.Sorted(maps.Keys(x.models))
-		return nil, fmt.Errorf("model %q: %w; known: %s", r.Model, ErrUnknownModel, strings.Join(known, ", "))
+		known := cmp.Or(strings.Join(slices.Sorted(maps.Keys(x.models)), ", "), "none yet")
+		return nil, fmt.Errorf("model %q: %w; known: %s", r.Model, ErrUnknownModel, known)
 	}
 	covers := make(map[coverKey]*cover)
 	for v, t := range m.tables {
@@ -149,7 +149,8 @@ type cover struct{ tiers []uint16 }
 func (x *Index) walk(t table, v variant, prefixes []event.PrefixHash, covers map[coverKey]*cover) {
 	for i, p := range prefixes {
 		reached := false
-		for _, o := range t[p] {
+		h := t[p]
+		for o := range h.all {
 			k := coverKey{o.source, o.group, v}
 			c := covers[k]
 			if c == nil {
@@ -163,7 +164,7 @@ func (x *Index) walk(t table, v variant, prefixes []event.PrefixHash, covers map
 			case i:
 				c.tiers = append(c.tiers, o.tier)
 			case i + 1:
-				if x.tiers[o.tier].Warmth() < x.tiers[c.tiers[i]].Warmth() {
+				if compareTiers(x.tiers[o.tier], x.tiers[c.tiers[i]]) < 0 {
 					c.tiers[i] = o.tier
 				}
 			default:
@@ -181,7 +182,11 @@ func (x *Index) walk(t table, v variant, prefixes []event.PrefixHash, covers map
 // them have it, in the coldest tier that serves it; groups of different block sizes are compared in steps that are
 // whole blocks of each.
 func (x *Index) match(s *source, covers map[coverKey]*cover) Match {
-	match := Match{Source: s.name, Epoch: s.epoch, Seq: s.seq, Tiers: []Tier{}}
+	epoch, seq, _ := s.life()
+	match := Match{Source: s.name, Epoch: epoch, Seq: seq, Tiers: []Tier{}}
+	if epoch != s.epoch {
+		return match
+	}
 	var groups []*cover
 	var sizes []int
 	step := 1
@@ -217,9 +222,7 @@ func (x *Index) match(s *source, covers map[coverKey]*cover) Match {
 	for tier, n := range counts {
 		match.Tiers = append(match.Tiers, Tier{Tier: x.tiers[tier], Blocks: n, Tokens: n * step})
 	}
-	slices.SortFunc(match.Tiers, func(p, q Tier) int {
-		return cmp.Or(cmp.Compare(p.Tier.Warmth(), q.Tier.Warmth()), cmp.Compare(p.Tier, q.Tier))
-	})
+	slices.SortFunc(match.Tiers, func(p, q Tier) int { return compareTiers(p.Tier, q.Tier) })
 	return match
 }
 
@@ -232,12 +235,17 @@ func (x *Index) step(groups []*cover, sizes []int, step, n int) (coldest uint16,
 			return 0, false
 		}
 		for _, tier := range c.tiers[n*each : (n+1)*each] {
-			if first || x.tiers[tier].Warmth() > x.tiers[coldest].Warmth() {
+			if first || compareTiers(x.tiers[tier], x.tiers[coldest]) > 0 {
 				coldest, first = tier, false
 			}
 		}
 	}
 	return coldest, true
+}
+
+// compareTiers orders tiers from warm to cold, and equally warm ones by name, so that equal sets give equal answers.
+func compareTiers(p, q event.Tier) int {
+	return cmp.Or(cmp.Compare(p.Warmth(), q.Warmth()), cmp.Compare(p, q))
 }
 
 func lcm(a, b int) int {

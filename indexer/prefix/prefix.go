@@ -56,8 +56,10 @@ type source struct {
 	fence   event.Fence
 	started bool
 	seq     event.Seq
+	doubt   string // why the set may not be its publisher's; empty = it is
 
 	status    event.Status
+	spoken    bool      // status is its publisher's own word
 	toldAt    time.Time // by our clock
 	lag       time.Duration
 	hasLag    bool
@@ -80,7 +82,13 @@ type variant struct {
 }
 
 // table maps a prefix to who holds it.
-type table map[event.PrefixHash][]owner
+type table map[event.PrefixHash]holders
+
+// holders are the owners of one prefix. Most prefixes have one, which needs no memory of its own.
+type holders struct {
+	first owner
+	more  []owner
+}
 
 // owner is a source that holds a prefix in a tier of a group, under count engine hashes.
 type owner struct {
@@ -127,31 +135,59 @@ func (x *Index) change(s *source, c resident.Change) {
 		s.model.tables[v] = t
 	}
 	tier := x.tier(c.Tier)
-	owners := t[c.Prefix]
-	for i := range owners {
-		o := &owners[i]
-		if o.source != s.id || o.group != c.Group.Index() || o.tier != tier {
-			continue
-		}
-		o.count += uint32(int32(c.Delta))
-		if o.count > 0 {
-			return
-		}
-		owners[i] = owners[len(owners)-1]
-		if owners = owners[:len(owners)-1]; len(owners) == 0 {
-			delete(t, c.Prefix)
+	h, held := t[c.Prefix]
+	o := h.find(owner{source: s.id, group: c.Group.Index(), tier: tier})
+	switch {
+	case c.Delta > 0 && o != nil:
+		o.count++
+	case c.Delta > 0:
+		own := owner{source: s.id, group: c.Group.Index(), count: 1, tier: tier}
+		if held {
+			h.more = append(h.more, own)
 		} else {
-			t[c.Prefix] = owners
+			h.first = own
 		}
+	case o == nil:
+		panic(fmt.Sprintf("prefix: %v falls in %v, where it is not", c.Prefix, s.name))
+	case o.count > 1:
+		o.count--
+	case len(h.more) > 0:
+		*o = h.more[len(h.more)-1]
+		h.more = h.more[:len(h.more)-1]
+	default:
+		delete(t, c.Prefix)
 		if len(t) == 0 {
 			delete(s.model.tables, v)
 		}
 		return
 	}
-	if c.Delta < 0 {
-		panic(fmt.Sprintf("prefix: %v falls in %v, where it is not", c.Prefix, s.name))
+	t[c.Prefix] = h
+}
+
+// find returns the entry of an owner, whatever its count; nil when it has none.
+func (h *holders) find(want owner) *owner {
+	want.count = h.first.count
+	if h.first == want && want.count > 0 {
+		return &h.first
 	}
-	t[c.Prefix] = append(owners, owner{source: s.id, group: c.Group.Index(), count: 1, tier: tier})
+	for i := range h.more {
+		if want.count = h.more[i].count; h.more[i] == want {
+			return &h.more[i]
+		}
+	}
+	return nil
+}
+
+// all yields the owners of a prefix.
+func (h *holders) all(yield func(owner) bool) {
+	if h.first.count == 0 || !yield(h.first) {
+		return
+	}
+	for _, o := range h.more {
+		if !yield(o) {
+			return
+		}
+	}
 }
 
 // tier numbers a tier's name. A set names few, and so does an index of many sets.
@@ -180,36 +216,48 @@ func (x *Index) Restore(object io.Reader) (*event.Checkpoint, error) {
 	cp, err := s.set.Load(bytes.NewReader(data))
 	if err != nil {
 		s.set.Reset()
+		s.doubt = err.Error()
 		return nil, err
 	}
-	s.epoch, s.fence, s.started, s.seq = cp.Epoch, cp.Fence, cp.Ledger.Started, cp.Seq
-	if s.status.Fence <= cp.Fence && s.status.Epoch <= cp.Epoch {
-		// Until its publisher speaks, the source is what the checkpoint says, in doubt.
-		s.status = event.Status{
-			Source: cp.Source, Epoch: cp.Epoch, Fence: cp.Fence, Seq: cp.Seq, State: event.StateRecovering,
-			Reason: "read from a checkpoint; its subscriber has not spoken yet", Ledger: cp.Ledger, Digest: cp.Digest,
-		}
-	}
+	s.epoch, s.fence, s.started, s.seq, s.doubt = cp.Epoch, cp.Fence, cp.Ledger.Started, cp.Seq, ""
+	s.assume(cp)
 	return cp, nil
 }
 
-// Apply adds consecutive batches of one life of a source, and returns the resident set's digest afterwards.
+// assume takes a checkpoint for its publisher's word, unless that spoke of this life, or of a later one, itself. What
+// the checkpoint counts is in doubt until then.
+func (s *source) assume(cp *event.Checkpoint) {
+	told := &s.status
+	if told.Fence > cp.Fence || told.Epoch > cp.Epoch || s.spoken && told.Fence == cp.Fence && told.Epoch == cp.Epoch {
+		return
+	}
+	state, reason := event.StateRecovering, "read from a checkpoint; its subscriber has not spoken yet"
+	if cp.State == event.StateStale || cp.State == event.StateGone {
+		state, reason = cp.State, cp.Reason
+	}
+	s.spoken = false
+	s.status = event.Status{
+		Source: cp.Source, Epoch: cp.Epoch, Fence: cp.Fence, Seq: cp.Seq, State: state, Reason: reason,
+		Ledger: cp.Ledger, Digest: cp.Digest,
+	}
+}
+
+// Apply adds consecutive batches of one life of a source, and returns the resident set's digest afterwards. After a
+// batch that does not fit the source is left out of lookups, until Restore or a new life.
 func (x *Index) Apply(m *event.Message) (event.Digest, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := x.source(m.Source)
 	if m.Epoch != s.epoch {
 		s.set.Reset()
-		s.epoch, s.started = m.Epoch, false
+		s.epoch, s.started, s.seq, s.doubt = m.Epoch, false, 0, ""
 	}
 	s.fence = m.Fence
 	for i := range m.Batches {
-		b := &m.Batches[i]
-		if err := s.set.Apply(b); err != nil {
+		if err := s.apply(&m.Batches[i]); err != nil {
+			s.doubt = err.Error()
 			return 0, err
 		}
-		s.started, s.seq = true, b.Last
-		s.blocks += uint64(b.Blocks())
 	}
 	s.appliedAt = x.cfg.Clock()
 	if last := m.Batches[len(m.Batches)-1]; last.Received != 0 {
@@ -219,15 +267,28 @@ func (x *Index) Apply(m *event.Message) (event.Digest, error) {
 	return s.set.Digest(), nil
 }
 
+func (s *source) apply(b *event.Batch) error {
+	if s.started && b.First != s.seq+1 {
+		return fmt.Errorf("apply batch %d: it does not follow %d", b.First, s.seq)
+	}
+	if err := s.set.Apply(b); err != nil {
+		return err
+	}
+	s.started, s.seq = true, b.Last
+	s.blocks += uint64(b.Blocks())
+	return nil
+}
+
 // Tell takes what a source's publisher says of it.
 func (x *Index) Tell(st *event.Status) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := x.source(st.Source)
-	s.status, s.toldAt = *st, x.cfg.Clock()
+	s.status, s.spoken, s.toldAt = *st, true, x.cfg.Clock()
 }
 
-// Compared notes whether a digest sent with the stream was this index's own.
+// Compared notes whether a digest sent with the stream was this index's own. Where it was not, the source is left out
+// of lookups, until Restore or a new life.
 func (x *Index) Compared(name event.Source, agreed bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -235,17 +296,38 @@ func (x *Index) Compared(name event.Source, agreed bool) {
 	s.lastAgree = agreed
 	if agreed {
 		s.agreed++
+		s.doubt = ""
 	} else {
 		s.differed++
+		s.doubt = "the digest differs from its publisher's"
 	}
 }
 
 // state returns a source's state as it is now, and why it is not live.
 func (x *Index) state(s *source, now time.Time) (event.State, string) {
-	if silent := now.Sub(s.toldAt); silent > x.cfg.StaleAfter && s.status.State.Answers() {
+	if !s.status.State.Answers() {
+		return s.status.State, s.status.Reason
+	}
+	if s.doubt != "" {
+		return event.StateStale, s.doubt + "; waiting for a checkpoint"
+	}
+	heard := s.toldAt
+	if s.appliedAt.After(heard) {
+		heard = s.appliedAt
+	}
+	if silent := now.Sub(heard); silent > x.cfg.StaleAfter {
 		return event.StateStale, fmt.Sprintf("no word from its subscriber for %v", silent.Round(time.Second))
 	}
 	return s.status.State, s.status.Reason
+}
+
+// life returns the epoch that a source lives, and how far it was applied. Its publisher may tell of a new life before
+// the first batch of it comes: what the set holds then is a dead one's.
+func (s *source) life() (epoch event.Epoch, seq event.Seq, started bool) {
+	if s.status.Epoch > s.epoch {
+		return s.status.Epoch, 0, false
+	}
+	return s.epoch, s.seq, s.started
 }
 
 // Seq returns the last sequence applied in a source's present life.
@@ -256,7 +338,7 @@ func (x *Index) Seq(name event.Source) (event.Epoch, event.Seq, bool) {
 	if s == nil {
 		return 0, 0, false
 	}
-	return s.epoch, s.seq, s.started
+	return s.life()
 }
 
 // Resident yields a source's resident blocks, in no order, while the index stands still: for comparisons and tests.
