@@ -30,9 +30,13 @@ func DefaultConfig() Config { return Config{Listen: "127.0.0.1:8080", Admin: "12
 // Validate reports every problem at once.
 func (c Config) Validate() error {
 	var errs []error
-	for flag, addr := range map[string]string{"--listen": c.Listen, "--admin": c.Admin} {
-		if _, _, err := net.SplitHostPort(addr); err != nil {
-			errs = append(errs, fmt.Errorf("%s %q: want host:port, as 127.0.0.1:8080", flag, addr))
+	for _, at := range []struct{ flag, addr string }{{"--listen", c.Listen}, {"--admin", c.Admin}} {
+		_, port, err := net.SplitHostPort(at.addr)
+		if err == nil {
+			_, err = net.LookupPort("tcp", port)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s %q: want host:port, as 127.0.0.1:8080", at.flag, at.addr))
 		}
 	}
 	return errors.Join(errs...)

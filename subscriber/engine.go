@@ -59,6 +59,9 @@ func (e *engine) run(ctx context.Context, zctx *zmq4.Context) error {
 		began := time.Now()
 		err := e.session(ctx, zctx)
 		if ctx.Err() != nil {
+			if err != nil && !errors.Is(err, context.Canceled) {
+				e.log.Warn("stopped before everything had reached NATS; the engine's replay and the next start close the gap", "err", err)
+			}
 			return nil
 		}
 		if time.Since(began) > pause.MaxInterval {

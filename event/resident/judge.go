@@ -289,6 +289,7 @@ func (s *Set) appendNames(b *event.Batch) {
 			})
 			run = &b.Events[len(b.Events)-1]
 			s.describeGroup(run)
+			s.noteGroup(run) // as its followers will
 			run.Blocks = blocks[len(blocks):len(blocks):cap(blocks)]
 		}
 		blocks = append(blocks, event.Block{Hash: r.hash, Prefix: r.prefix, Copies: -1, Age: -1})

@@ -82,14 +82,17 @@ func (s *Set) add(e *event.Entry) {
 	if e.Copies == 0 && s.cfg.MaxNames == 0 {
 		return
 	}
+	_, known := s.index.get(key{e.Hash, e.Group.Index()})
 	at := s.record(e.Hash, e.Group)
 	r := s.slab.edit(at)
-	r.seed, r.blockSize, r.parent = e.Seed, e.BlockSize, e.Parent.Clone()
-	if e.HasParent {
-		r.flags |= recParent
-	}
-	if e.Eagle {
-		r.flags |= recEagle
+	if !known { // the first row of a block describes it: what rises under one description falls under it
+		r.seed, r.blockSize, r.parent = e.Seed, e.BlockSize, e.Parent.Clone()
+		if e.HasParent {
+			r.flags |= recParent
+		}
+		if e.Eagle {
+			r.flags |= recEagle
+		}
 	}
 	if e.Prefix != 0 {
 		s.name(at, e.Prefix)

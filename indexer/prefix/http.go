@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 )
 
@@ -16,14 +17,33 @@ func (x *Index) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/lookup", x.serveLookup)
 	mux.HandleFunc("GET /v1/sources", x.serveSources)
+	mux.HandleFunc("/v1/lookup", allow("POST"))
+	mux.HandleFunc("/v1/sources", allow("GET, HEAD"))
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		writeError(w, http.StatusNotFound, errors.New("no such path; there are POST /v1/lookup and GET /v1/sources"))
+	})
 	return mux
+}
+
+// allow answers the methods that a path does not have.
+func allow(methods string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Allow", methods)
+		writeError(w, http.StatusMethodNotAllowed, fmt.Errorf("method %s: use %s", r.Method, methods))
+	}
 }
 
 func (x *Index) serveLookup(w http.ResponseWriter, r *http.Request) {
 	var req Request
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
 	dec.DisallowUnknownFields()
-	if err := dec.Decode(&req); err != nil {
+	err := dec.Decode(&req)
+	if err == nil {
+		if _, end := dec.Token(); !errors.Is(end, io.EOF) {
+			err = errors.New("more follows the JSON object")
+		}
+	}
+	if err != nil {
 		var tooLarge *http.MaxBytesError
 		if errors.As(err, &tooLarge) {
 			writeError(w, http.StatusRequestEntityTooLarge, fmt.Errorf("request is larger than %d bytes", tooLarge.Limit))

@@ -143,23 +143,32 @@ type coverKey struct {
 }
 
 // cover is the warmest tier of each block, from the first on, as far as the group holds them without a break.
-type cover struct{ tiers []uint16 }
+type cover struct {
+	key   coverKey
+	place int // among the owners of the first block
+	tiers []uint16
+}
 
 // walk goes block by block, and stops at the first block that nobody holds together with all before it.
 func (x *Index) walk(t table, v variant, prefixes []event.PrefixHash, covers map[coverKey]*cover) {
+	var order []*cover // as the owners of the first block stand: mostly those of the others stand likewise
 	for i, p := range prefixes {
-		reached := false
+		reached, next := false, 0
 		h := t[p]
 		for o := range h.all {
+			var c *cover
 			k := coverKey{o.source, o.group, v}
-			c := covers[k]
-			if c == nil {
+			if next < len(order) && order[next].key == k {
+				c = order[next]
+			} else if c = covers[k]; c == nil {
 				if i > 0 {
 					continue
 				}
-				c = new(cover)
+				c = &cover{key: k, place: len(order), tiers: make([]uint16, 0, min(len(prefixes), 64))}
 				covers[k] = c
+				order = append(order, c)
 			}
+			next = c.place + 1
 			switch len(c.tiers) {
 			case i:
 				c.tiers = append(c.tiers, o.tier)
@@ -206,7 +215,7 @@ func (x *Index) match(s *source, covers map[coverKey]*cover) Match {
 	}
 	match.BlockSize = uint32(step)
 	onDevice := true
-	counts := make(map[uint16]int)
+	counts := make([]int, len(x.tiers)) // by tier
 	for n := 0; ; n++ {
 		tier, held := x.step(groups, sizes, step, n)
 		if !held {
@@ -220,7 +229,9 @@ func (x *Index) match(s *source, covers map[coverKey]*cover) Match {
 	}
 	match.Tokens, match.DeviceTokens = match.Blocks*step, match.DeviceBlocks*step
 	for tier, n := range counts {
-		match.Tiers = append(match.Tiers, Tier{Tier: x.tiers[tier], Blocks: n, Tokens: n * step})
+		if n > 0 {
+			match.Tiers = append(match.Tiers, Tier{Tier: x.tiers[tier], Blocks: n, Tokens: n * step})
+		}
 	}
 	slices.SortFunc(match.Tiers, func(p, q Tier) int { return compareTiers(p.Tier, q.Tier) })
 	return match
@@ -235,7 +246,7 @@ func (x *Index) step(groups []*cover, sizes []int, step, n int) (coldest uint16,
 			return 0, false
 		}
 		for _, tier := range c.tiers[n*each : (n+1)*each] {
-			if first || compareTiers(x.tiers[tier], x.tiers[coldest]) > 0 {
+			if first || tier != coldest && compareTiers(x.tiers[tier], x.tiers[coldest]) > 0 {
 				coldest, first = tier, false
 			}
 		}

@@ -2,6 +2,7 @@ package prefix
 
 import (
 	"strconv"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -59,8 +60,8 @@ func (x *Index) Collect(ch chan<- prometheus.Metric) {
 		}
 		info := x.info(s, now)
 		for _, t := range info.Resident {
-			put(residentDesc, prometheus.GaugeValue, t.Blocks, string(t.Tier))
-			put(copiesDesc, prometheus.GaugeValue, t.Copies, string(t.Tier))
+			put(residentDesc, prometheus.GaugeValue, t.Blocks, label(string(t.Tier)))
+			put(copiesDesc, prometheus.GaugeValue, t.Copies, label(string(t.Tier)))
 		}
 		put(stateDesc, prometheus.GaugeValue, 1, info.State.String())
 		put(behindDesc, prometheus.GaugeValue, info.Behind)
@@ -69,5 +70,8 @@ func (x *Index) Collect(ch chan<- prometheus.Metric) {
 }
 
 func labelsOf(s event.Source) []string {
-	return []string{s.Cluster, s.Model, s.Instance, strconv.FormatUint(uint64(s.Rank), 10), s.Origin.String()}
+	return []string{label(s.Cluster), label(s.Model), label(s.Instance), strconv.FormatUint(uint64(s.Rank), 10), s.Origin.String()}
 }
+
+// label returns a name as text: one value that is not would fail the whole scrape.
+func label(name string) string { return strings.ToValidUTF8(name, "\uFFFD") }

@@ -60,9 +60,10 @@ func (x *Index) Sources() []SourceInfo {
 }
 
 func (x *Index) info(s *source, now time.Time) SourceInfo {
+	epoch, seq, started := s.life()
 	info := SourceInfo{
-		Source: s.name, Epoch: s.epoch, Fence: s.fence, Started: s.started, LastSeq: s.seq, Groups: s.set.Groups(),
-		Told: now.Sub(s.toldAt).Seconds(), Ledger: s.status.Ledger, Balanced: s.status.Ledger.Balanced(), Resident: []TierInfo{},
+		Source: s.name, Epoch: epoch, Fence: max(s.fence, s.status.Fence), Started: started, LastSeq: seq,
+		Groups: []event.GroupInfo{}, Told: now.Sub(s.toldAt).Seconds(), Ledger: s.status.Ledger, Balanced: s.status.Ledger.Balanced(), Resident: []TierInfo{},
 		Dialect: s.status.Dialect, Endpoint: s.status.Endpoint, Oddities: s.status.Counters,
 		Digest: DigestInfo{Agreed: s.agreed, Differed: s.differed, Last: "not compared yet"},
 	}
@@ -73,18 +74,22 @@ func (x *Index) info(s *source, now time.Time) SourceInfo {
 	if s.agreed+s.differed > 0 {
 		info.Digest.Last = map[bool]string{true: "agreed", false: "differed"}[s.lastAgree]
 	}
-	if s.status.Epoch == s.epoch && s.status.Ledger.Started {
+	if s.status.Epoch == epoch && s.status.Ledger.Started {
 		switch told := s.status.Seq; {
-		case !s.started:
+		case !started:
 			info.Behind = uint64(told-s.status.Ledger.First) + 1
-		case told > s.seq:
-			info.Behind = uint64(told - s.seq)
+		case told > seq:
+			info.Behind = uint64(told - seq)
 		}
 	}
 	if s.hasLag {
 		lag, idle := s.lag.Seconds(), now.Sub(s.appliedAt).Seconds()
 		info.Lag, info.Idle = &lag, &idle
 	}
+	if epoch != s.epoch {
+		return info
+	}
+	info.Groups = append(info.Groups, s.set.Groups()...)
 	for _, t := range s.set.Tiers() {
 		info.Resident = append(info.Resident, TierInfo{Tier: t.Tier, Blocks: t.Blocks, Copies: t.Copies})
 	}

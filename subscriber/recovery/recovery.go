@@ -1,11 +1,12 @@
 // Package recovery turns what an engine's sockets deliver into one ordered story: it checks sequences, asks for replays,
 // holds live frames back while a replay runs, tells a restart from a late message, and gives up ranges that can't be
 // had. The machine is pure: no clock, no I/O. Time and input come as arguments; what is to be done comes out as
-// [Action] values, in order. testdata/*.txt are its scenarios.
+// [Action] values, in order. testdata/scenarios/*.txt are its scenarios.
 package recovery
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"kvstrata/event"
@@ -45,6 +46,8 @@ type Frame struct {
 	Time    event.Time // the engine's, read off the payload; 0 = unreadable
 	Payload uint64     // XXH3-64 of Data
 	Data    []byte
+
+	link int // the connection that a live frame came on
 }
 
 // ActionKind says what is to be done.
@@ -115,6 +118,7 @@ type Machine struct {
 	doubt     doubt
 	since     time.Time // of the doubt
 	connected bool
+	link      int       // connections so far
 	dropped   time.Time // when the connection was lost
 
 	asked    purpose
@@ -126,7 +130,7 @@ type Machine struct {
 	ahead    event.Seq // the lowest sequence of the running replay beyond the hole
 	hasAhead bool
 
-	held      []Frame
+	held      []Frame // in order of reception
 	heldBytes int
 }
 
@@ -148,7 +152,7 @@ func (m *Machine) Start(now time.Time, prior *Prior) []Action {
 	switch {
 	case !m.cfg.Replay:
 	case m.known:
-		m.ask(now, verifyLife, m.last)
+		m.ask(now, verifyLife, m.anchor())
 	default:
 		m.ask(now, fromStart, 0)
 	}
@@ -201,7 +205,10 @@ func (m *Machine) Malformed(reason string) { m.state, m.reason = event.StatePart
 func (m *Machine) Live(now time.Time, f Frame) []Action {
 	m.begin()
 	m.lastLive, m.probed = now, 0
-	m.live(now, f)
+	f.link = m.link
+	m.held = append(m.held, f)
+	m.heldBytes += len(f.Data)
+	m.drain(now, event.Live)
 	return m.actions
 }
 
@@ -217,6 +224,7 @@ func (m *Machine) Replayed(now time.Time, f Frame) []Action {
 	default:
 		m.replayed(now, f)
 	}
+	m.drain(now, event.Held)
 	return m.actions
 }
 
@@ -225,20 +233,31 @@ func (m *Machine) ReplayEnd(now time.Time) []Action {
 	m.begin()
 	m.replying = false
 	m.ended(now, "")
+	m.drain(now, event.Held)
 	return m.actions
 }
 
 // Connected tells that the live socket has a peer (again).
 func (m *Machine) Connected(now time.Time) []Action {
 	m.begin()
-	again := !m.connected && m.known && m.doubt == noDoubt
+	if m.connected {
+		return m.actions
+	}
 	m.connected = true
-	if again {
-		// Behind a reconnect may be another life whose sequence already passed ours.
-		m.doubt, m.since = reconnected, now
-		if m.cfg.Replay && m.asked == noReplay {
-			m.ask(now, verifyLife, m.last)
+	m.link++
+	switch {
+	case m.known:
+		// Behind a new connection may be another life than the one known, whose sequence may already have passed ours.
+		// Until that is settled, what was held back before belongs to the old one, and a reply under way to nobody.
+		if m.doubt == noDoubt {
+			m.doubt, m.since = reconnected, now
 		}
+		if m.cfg.Replay {
+			m.ask(now, verifyLife, m.anchor())
+		}
+	case m.cfg.Replay && m.link > 1:
+		m.discardOld() // whose they are can't be told; the replay has them
+		m.ask(now, fromStart, 0)
 	}
 	return m.actions
 }
@@ -267,6 +286,7 @@ func (m *Machine) Tick(now time.Time) []Action {
 		}
 		m.ask(now, probeSilent, from)
 	}
+	m.drain(now, event.Held)
 	return m.actions
 }
 
@@ -279,12 +299,40 @@ func (m *Machine) duplicate(f Frame) { m.do(Action{Kind: Duplicate, Frame: f}) }
 // holding reports whether live frames wait for the replay that runs.
 func (m *Machine) holding() bool { return m.asked != noReplay && m.asked != probeSilent }
 
-func (m *Machine) live(now time.Time, f Frame) {
-	if m.holding() {
-		m.hold(now, f)
-		return
+// drain takes held frames in order of reception, until one must wait for a replay. A single frame that need not wait is
+// taken by the way given.
+func (m *Machine) drain(now time.Time, way event.Way) {
+	if len(m.held) > 1 {
+		way = event.Held
 	}
-	m.accept(now, f, event.Live)
+	for len(m.held) > 0 {
+		if m.overfull() {
+			m.asked = noReplay
+			m.discardOld()
+			m.giveUp("held back too much while the replay ran")
+		}
+		if len(m.held) == 0 {
+			break
+		}
+		if m.holding() {
+			return
+		}
+		f := m.held[0]
+		m.held = m.held[1:]
+		m.heldBytes -= len(f.Data)
+		m.accept(now, f, way)
+	}
+	m.held = nil
+}
+
+func (m *Machine) overfull() bool {
+	return len(m.held) > m.cfg.MaxHeld || m.heldBytes > m.cfg.MaxHeldBytes
+}
+
+// wait puts a frame back: it is the next to be taken once the replay has ended.
+func (m *Machine) wait(f Frame) {
+	m.held = append([]Frame{f}, m.held...)
+	m.heldBytes += len(f.Data)
 }
 
 // accept takes the next frame in order of reception, when no replay holds it back.
@@ -329,13 +377,21 @@ func (m *Machine) apply(f Frame, way event.Way) {
 	m.do(Action{Kind: Apply, Frame: f, Way: way})
 }
 
-// settle ends a doubt that no replay could: sequence and time are ahead, so it is taken for the same life. After a
-// restart of ours that proves too little to call the set complete.
+// settle ends a doubt that no replay could: sequence and time are ahead, so it is taken for the same life. That proves
+// too little to call the set complete, but for a reconnect to an engine that has no replay.
 func (m *Machine) settle() {
-	if m.doubt == ourRestart {
+	if m.doubt == ourRestart || m.doubt == reconnected && m.cfg.Replay {
 		m.state, m.reason = event.StatePartial, "same life by sequence and time only: no replay proved it"
 	}
 	m.doubt = noDoubt
+}
+
+// anchor returns the last sequence whose batch is remembered; behind it there may be a range that was given up.
+func (m *Machine) anchor() event.Seq {
+	if len(m.recents) == 0 {
+		return m.last
+	}
+	return m.recents[len(m.recents)-1].Seq
 }
 
 // later reports whether a frame is later than the last one by the engine's clock; unknown times count as later.
@@ -356,15 +412,24 @@ func (m *Machine) sameBatch(f Frame) bool {
 	return false
 }
 
-// anotherLife reports whether a frame at or below last is of another life: a remembered sequence with other content,
-// or one too old to be remembered that carries a later time.
+// anotherLife reports whether a frame at or below last is of another, later life: a remembered sequence with other content
+// that is not older, or one too old to be remembered that carries a later time. What an earlier life left behind is
+// older, and of a range that was given up at the end nothing is known.
 func (m *Machine) anotherLife(f Frame) bool {
+	if f.Seq > m.anchor() {
+		return false
+	}
 	for _, r := range m.recents {
 		if r.Seq == f.Seq {
-			return r.Payload != f.Payload
+			return r.Payload != f.Payload && (f.Time >= r.Time || f.Time == 0)
 		}
 	}
 	return m.later(f)
+}
+
+// betrays reports whether a frame received since the last reconnect can't be of the life known.
+func (m *Machine) betrays(f Frame) bool {
+	return f.Seq <= m.last && !m.sameBatch(f) && m.anotherLife(f)
 }
 
 func (m *Machine) gap(now time.Time, f Frame, way event.Way) {
@@ -375,7 +440,7 @@ func (m *Machine) gap(now time.Time, f Frame, way event.Way) {
 		return
 	}
 	m.ask(now, closeGap, m.last+1)
-	m.hold(now, f)
+	m.wait(f)
 }
 
 func (m *Machine) lose(first, last event.Seq, reason string) {
@@ -390,7 +455,7 @@ func (m *Machine) restart(now time.Time, f Frame, way event.Way) {
 	m.forget()
 	if m.cfg.Replay {
 		m.ask(now, fromStart, 0)
-		m.hold(now, f)
+		m.wait(f)
 		return
 	}
 	m.first(f, way)
@@ -410,18 +475,6 @@ func (m *Machine) ask(now time.Time, why purpose, from event.Seq) {
 	m.replying = true
 }
 
-func (m *Machine) hold(now time.Time, f Frame) {
-	m.held = append(m.held, f)
-	m.heldBytes += len(f.Data)
-	if len(m.held) <= m.cfg.MaxHeld && m.heldBytes <= m.cfg.MaxHeldBytes {
-		return
-	}
-	m.barren = 0
-	m.asked = noReplay
-	m.giveUp(now, "held back too much while the replay ran")
-	m.release(now)
-}
-
 // verify takes the first frame of a replay from our last batch: it proves the life, or another one.
 func (m *Machine) verify(now time.Time, f Frame) {
 	switch {
@@ -429,16 +482,34 @@ func (m *Machine) verify(now time.Time, f Frame) {
 		m.doubt, m.barren = noDoubt, 0
 		m.duplicate(f)
 		m.asked, m.from, m.progress = closeGap, m.last+1, true // what follows closes whatever gap there is
-	case f.Seq > m.last && m.later(f):
-		m.doubt = noDoubt
+	case f.Seq > m.anchor() && m.later(f) && !slices.ContainsFunc(m.held, m.betrays):
+		m.settle() // the engine's buffer has moved on: sequence and time must do
 		m.asked, m.from = closeGap, m.last+1
 		m.replayed(now, f)
 	default:
-		m.do(Action{Kind: NewLife, Reason: fmt.Sprintf("replay answers sequence %d with another batch", f.Seq)})
+		m.proveNewLife(now, fmt.Sprintf("replay answers sequence %d with another batch", f.Seq))
 		m.duplicate(f)
-		m.forget()
-		m.ask(now, fromStart, 0)
 	}
+}
+
+// discardOld drops what was held back before the last reconnect.
+func (m *Machine) discardOld() {
+	m.held = slices.DeleteFunc(m.held, func(f Frame) bool {
+		if f.link == m.link {
+			return false
+		}
+		m.heldBytes -= len(f.Data)
+		m.duplicate(f)
+		return true
+	})
+}
+
+// proveNewLife begins the life that a replay has shown; what was held back of the old one is of no use.
+func (m *Machine) proveNewLife(now time.Time, reason string) {
+	m.discardOld()
+	m.do(Action{Kind: NewLife, Reason: reason})
+	m.forget()
+	m.ask(now, fromStart, 0)
 }
 
 // replayed takes a frame of a replay from the start, into a gap, or into silence.
@@ -449,17 +520,14 @@ func (m *Machine) replayed(now time.Time, f Frame) {
 	}
 	switch {
 	case !m.known:
+		m.discardOld() // of an earlier life, or in this replay
 		m.progress = true
 		m.first(f, way)
 	case f.Seq <= m.last && (m.sameBatch(f) || !m.anotherLife(f)):
 		m.duplicate(f)
 	case f.Seq <= m.last:
-		held := m.held
-		m.held, m.heldBytes = nil, 0
-		m.restart(now, f, way)
-		for _, h := range held {
-			m.live(now, h)
-		}
+		m.proveNewLife(now, fmt.Sprintf("replay answers sequence %d with another batch", f.Seq))
+		m.duplicate(f)
 	case f.Seq == m.last+1:
 		m.progress = true
 		m.next(f, way)
@@ -476,7 +544,7 @@ func (m *Machine) next(f Frame, way event.Way) {
 	for i, h := range m.held {
 		if h.Seq == f.Seq && h.Payload == f.Payload {
 			m.heldBytes -= len(h.Data)
-			m.held = append(m.held[:i], m.held[i+1:]...)
+			m.held = slices.Delete(m.held, i, i+1)
 			m.duplicate(f)
 			m.apply(h, event.Held)
 			return
@@ -507,7 +575,10 @@ func (m *Machine) ended(now time.Time, silence string) {
 		}
 	}
 	// The reply may have been short: routers drop what a slow client does not take.
-	hole := m.hasAhead || len(m.held) > 0 && m.known && m.held[0].Seq > m.last+1
+	hole := m.hasAhead || len(m.held) > 0
+	if !m.known || len(m.held) > 0 && m.held[0].Seq <= m.last+1 {
+		hole = false // what was held back goes on from here
+	}
 	if hole && m.barren < m.cfg.Attempts {
 		m.ask(now, closeGap, m.last+1)
 		return
@@ -515,11 +586,14 @@ func (m *Machine) ended(now time.Time, silence string) {
 	if silence == "" {
 		silence = "the replay does not reach back so far"
 	}
-	if hole {
-		m.giveUp(now, silence)
-	}
 	m.barren = 0
-	m.release(now)
+	if !hole {
+		return
+	}
+	m.giveUp(silence)
+	if m.hasAhead {
+		m.ask(now, closeGap, m.last+1)
+	}
 }
 
 // resume returns where to go on asking.
@@ -534,51 +608,28 @@ func (m *Machine) resume(why purpose) event.Seq {
 func (m *Machine) unverified(now time.Time, silence string) {
 	if silence != "" {
 		if m.barren < m.cfg.Attempts {
-			m.ask(now, verifyLife, m.last)
+			m.ask(now, verifyLife, m.anchor())
 			return
 		}
-		// No proof is to be had: sequence and time of what comes must do, and it keeps being unconfirmed until then.
+		// No proof is to be had: sequence and time of what comes on this connection must do, and it stays in doubt until
+		// then.
 		m.barren = 0
-		m.release(now)
+		m.discardOld()
 		return
 	}
 	// The engine answered, and does not have our last batch: it began anew.
-	m.do(Action{Kind: NewLife, Reason: fmt.Sprintf("replay knows nothing of sequence %d", m.last)})
-	m.forget()
-	m.ask(now, fromStart, 0)
+	m.proveNewLife(now, fmt.Sprintf("replay knows nothing of sequence %d", m.anchor()))
 }
 
-// giveUp loses the hole after last, up to the next batch that there is.
-func (m *Machine) giveUp(now time.Time, reason string) {
-	next := m.ahead
-	found := m.hasAhead
-	for _, h := range m.held {
-		if h.Seq > m.last && (!found || h.Seq < next) {
-			next, found = h.Seq, true
-		}
+// giveUp loses the hole after last, up to the next batch that there is: the first one held, or one that the last reply
+// had beyond the hole.
+func (m *Machine) giveUp(reason string) {
+	next, found := m.ahead, m.hasAhead
+	if len(m.held) > 0 && m.held[0].Seq > m.last && (!found || m.held[0].Seq < next) {
+		next, found = m.held[0].Seq, true
 	}
 	if !found || !m.known || next <= m.last+1 {
 		return
 	}
 	m.lose(m.last+1, next-1, reason)
-	if m.hasAhead && m.cfg.Replay {
-		m.barren = 0
-		m.ask(now, closeGap, m.last+1)
-	}
-}
-
-// release applies the held frames, in order, until one of them needs a replay again.
-func (m *Machine) release(now time.Time) {
-	if m.holding() {
-		return
-	}
-	held := m.held
-	m.held, m.heldBytes = nil, 0
-	for _, f := range held {
-		if m.holding() {
-			m.hold(now, f)
-			continue
-		}
-		m.accept(now, f, event.Held)
-	}
 }

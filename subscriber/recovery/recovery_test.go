@@ -13,10 +13,10 @@ import (
 	"kvstrata/subscriber/recovery"
 )
 
-// TestScenarios runs testdata/*.txt: a command a line of input, the actions and the state it leads to as output. Frames
+// TestScenarios runs testdata/scenarios/*.txt: a command a line of input, the actions and the state it leads to as output. Frames
 // are written seq, or seq'life for another life of the engine; time passes by `tick`. Rewrite with -rewrite.
 func TestScenarios(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
 		var s *scenario
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			if d.Cmd == "new" {
