@@ -16,7 +16,7 @@ import (
 	"kvstrata/event"
 )
 
-// CheckpointName names a checkpoint object: source/epoch/fence/sequence.
+// CheckpointName names a checkpoint object: source/epoch/fence/sequence/written.
 type CheckpointName struct {
 	Source event.Source
 	Epoch  event.Epoch
@@ -37,8 +37,8 @@ func (n CheckpointName) String() string {
 	return fmt.Sprintf("%s/%d/%d/%d/%d", n.Source.Tokens(), n.Epoch, n.Fence, n.Seq, n.Write)
 }
 
-// compare orders names: the higher fence judged later, whatever epoch it saw.
-func (n CheckpointName) compare(other CheckpointName) int {
+// Compare orders names, older first: the higher fence judged later, whatever epoch it saw.
+func (n CheckpointName) Compare(other CheckpointName) int {
 	for _, pair := range [][2]uint64{
 		{uint64(n.Fence), uint64(other.Fence)}, {uint64(n.Epoch), uint64(other.Epoch)},
 		{uint64(n.Seq), uint64(other.Seq)}, {n.Write, other.Write},
@@ -149,7 +149,7 @@ func (b *Bus) Checkpoints(ctx context.Context) (map[event.Source][]CheckpointNam
 		names[name.Source] = append(names[name.Source], name)
 	}
 	for _, list := range names {
-		slices.SortFunc(list, func(x, y CheckpointName) int { return y.compare(x) })
+		slices.SortFunc(list, func(x, y CheckpointName) int { return y.Compare(x) })
 	}
 	return names, nil
 }

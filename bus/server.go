@@ -25,6 +25,22 @@ func DefaultServerConfig() ServerConfig {
 	return ServerConfig{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT}
 }
 
+// ListenAt returns a configuration that listens at host:port; port 0 takes a free one.
+func ListenAt(addr string) (ServerConfig, error) {
+	host, text, err := net.SplitHostPort(addr)
+	if err != nil {
+		return ServerConfig{}, fmt.Errorf("want host:port, as 127.0.0.1:4222: %w", err)
+	}
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return ServerConfig{}, fmt.Errorf("port %q: want a number from 0 to 65535", text)
+	}
+	if port == 0 {
+		return ServerConfig{Host: host, Port: natsserver.RANDOM_PORT}, nil
+	}
+	return ServerConfig{Host: host, Port: int(port)}, nil
+}
+
 // Server is a real NATS server within this process.
 type Server struct {
 	srv *natsserver.Server

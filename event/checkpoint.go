@@ -13,7 +13,7 @@ type Recent struct {
 }
 
 // Checkpoint is everything known of a source after one batch: the one mechanism for restart, late join and resync.
-// It travels as an object named source/epoch/fence/sequence; see docs/format/event.md.
+// It travels as an object named source/epoch/fence/sequence/written; see docs/format/event.md.
 type Checkpoint struct {
 	Source   Source
 	Epoch    Epoch
@@ -24,7 +24,7 @@ type Checkpoint struct {
 	Written  Time
 	Digest   Digest
 	Ledger   Ledger
-	Position Position // of the acknowledged message that holds the batch Seq
+	Position Position // of an acknowledged message behind which the source's stream goes on from Seq
 	Recents  []Recent // the last MaxRecents, oldest first
 	Groups   []GroupInfo
 	Entries  uint64 // how many follow
@@ -42,7 +42,7 @@ type Entry struct {
 	Local     uint64 // the local hash, while the prefix hash is unknown because the parent is
 	HasParent bool
 	Parent    BlockHash
-	Seed      uint64
+	Seed      uint64 // sealed (Hasher.Seal)
 	BlockSize uint32
 	Eagle     bool
 }

@@ -67,7 +67,7 @@ type Event struct {
 	// Of a STORED run.
 	HasParent bool       // whether the run continues a block; without it block 0 is a root
 	Parent    BlockHash  // the block before the run
-	Seed      uint64     // the seed of the run's local hashes, LoRA and salt terms included; 0 = unknown
+	Seed      uint64     // the seed of the run's local hashes, LoRA and salt terms included, sealed (Hasher.Seal); 0 = unknown
 	BlockSize uint32     // tokens a block; 0 = not told
 	Eagle     bool       // each local hash covers a window of BlockSize+1 tokens
 	Unrooted  bool       // the parent is unknown: Blocks carry local hashes where prefix hashes would stand

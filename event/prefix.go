@@ -1,6 +1,8 @@
 package event
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
@@ -9,8 +11,8 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// PrefixHash names the prefix that ends with a block, by its tokens alone: the same on every engine, in every process,
-// today and tomorrow. Among the blocks of one model and one block size, one name is one prefix. 0 means unknown.
+// PrefixHash names the prefix that ends with a block, by its tokens and what else decides the block's content (adapter,
+// cache salt, multimodal items): the same on every engine, in every process, today and tomorrow. Among the blocks of one model and one block size, one name is one prefix. 0 means unknown.
 //
 // local = XXH3-64(tokens as u32 LE, seed); the first block's prefix hash is its local hash; every other's is
 // XXH3-64(parent's prefix hash as u64 LE ‖ local as u64 LE, seed 1337). These are Dynamo's values (its lib/kv-hashing).
@@ -45,8 +47,8 @@ const (
 // Hasher computes prefix hashes. The zero value is the public scheme; NewHasher makes a keyed one. It is a value, safe
 // for concurrent use.
 type Hasher struct {
-	key   uint64
-	keyed bool
+	base   uint64 // of local seeds, when keyed
+	secret string // empty for the public scheme
 }
 
 // NewHasher returns the scheme whose base seed is XXH3-64(key, seed 1337); an empty key gives the public scheme.
@@ -55,14 +57,14 @@ func NewHasher(key string) Hasher {
 	if key == "" {
 		return Hasher{}
 	}
-	return Hasher{key: xxh3.HashStringSeed(key, chainSeed), keyed: true}
+	return Hasher{base: xxh3.HashStringSeed(key, chainSeed), secret: key}
 }
 
 // Seed returns the seed of local hashes under a LoRA adapter and a cache salt; empty strings add nothing.
 func (h Hasher) Seed(lora, salt string) uint64 {
 	seed := uint64(chainSeed)
-	if h.keyed {
-		seed = h.key
+	if h.secret != "" {
+		seed = h.base
 	}
 	if lora != "" {
 		seed += xxh3.HashString(lora)
@@ -71,6 +73,40 @@ func (h Hasher) Seed(lora, salt string) uint64 {
 		seed += xxh3.HashStringSeed(salt, saltSeed)
 	}
 	return seed
+}
+
+// Seal returns the seed of a run as it travels: itself in the public scheme; otherwise enciphered under the key, since
+// whoever knew the seed could make the table that the key is there to prevent. Equal seeds are sealed alike.
+func (h Hasher) Seal(seed uint64) uint64 {
+	if h.secret == "" || seed == 0 {
+		return seed
+	}
+	left, right := uint32(seed>>32), uint32(seed)
+	for round := range byte(sealRounds) {
+		left, right = right, left^h.round(round, right)
+	}
+	return uint64(left)<<32 | uint64(right)
+}
+
+// Open returns the seed that was sealed.
+func (h Hasher) Open(sealed uint64) uint64 {
+	if h.secret == "" || sealed == 0 {
+		return sealed
+	}
+	left, right := uint32(sealed>>32), uint32(sealed)
+	for round := byte(sealRounds); round > 0; round-- {
+		left, right = right^h.round(round-1, left), left
+	}
+	return uint64(left)<<32 | uint64(right)
+}
+
+// sealRounds makes the Feistel network of Seal a pseudo-random permutation (Luby and Rackoff).
+const sealRounds = 4
+
+func (h Hasher) round(round byte, half uint32) uint32 {
+	mac := hmac.New(sha256.New, []byte(h.secret))
+	mac.Write([]byte{round, byte(half), byte(half >> 8), byte(half >> 16), byte(half >> 24)})
+	return binary.LittleEndian.Uint32(mac.Sum(nil))
 }
 
 // ExtraTerm returns what a block's other extra keys (multimodal items, embeddings; LoRA name and salt taken out) add

@@ -39,6 +39,25 @@ func TestSeeds(t *testing.T) {
 	}
 }
 
+func TestSealedSeedsTellNothingAndComeBack(t *testing.T) {
+	public, keyed, other := event.NewHasher(""), event.NewHasher("secret"), event.NewHasher("another")
+	seen := make(map[uint64]bool)
+	for _, salt := range []string{"", "a", "b"} {
+		seed := keyed.Seed("", salt)
+		sealed := keyed.Seal(seed)
+		if sealed == seed || seen[sealed] || keyed.Open(sealed) != seed || keyed.Seal(seed) != sealed {
+			t.Errorf("salt %q: %x is sealed as %x, opened as %x", salt, seed, sealed, keyed.Open(sealed))
+		}
+		if other.Open(sealed) == seed {
+			t.Errorf("salt %q: another key opens it", salt)
+		}
+		seen[sealed] = true
+	}
+	if public.Seal(1337) != 1337 || public.Open(1337) != 1337 || keyed.Seal(0) != 0 {
+		t.Error("public seeds, and unknown ones, travel as they are")
+	}
+}
+
 func TestEagleWindowsOverlapByOneToken(t *testing.T) {
 	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8}
 	got := event.Prefixes(nil, tokens, 4, 1337, true)
@@ -64,7 +83,7 @@ func TestSourceTokens(t *testing.T) {
 			t.Errorf("parsed back: %+v, %v", back, err)
 		}
 	}
-	for _, bad := range []string{"", "a.b.c.0", "a.b.c.x.engine", "a.b.c.0.nobody", "a.%zz.c.0.engine", "a.%61.c.0.engine", "a.%2.c.0.engine"} {
+	for _, bad := range []string{"", "a.b.c.0", "a.b.c.x.engine", "a.b.c.007.engine", "a.b.c.0.nobody", "a.%zz.c.0.engine", "a.%61.c.0.engine", "a.%2.c.0.engine"} {
 		if s, err := event.ParseSource(bad); err == nil {
 			t.Errorf("%q gave %+v", bad, s)
 		}

@@ -87,7 +87,8 @@ func ParseSource(tokens string) (Source, error) {
 		*name = text
 	}
 	rank, err := strconv.ParseUint(parts[3], 10, 32)
-	if err != nil {
+	if err != nil || strconv.FormatUint(rank, 10) != parts[3] { // one source has one spelling
+
 		return Source{}, fmt.Errorf("source %q: rank %q: want a number", tokens, parts[3])
 	}
 	s.Rank = uint32(rank)

@@ -76,7 +76,8 @@ type track struct {
 	held      []*bus.Delivery // behind a hole, or waiting for a checkpoint
 	heldBytes int
 	heldSince time.Time
-	resync    bool // nothing is applied before a checkpoint comes
+	resync    bool                // nothing is applied before a checkpoint comes
+	before    *bus.CheckpointName // the newest one when it was first asked for; nil before that
 	askedAt   time.Time
 }
 
@@ -160,13 +161,13 @@ func (c *Consumer) session(ctx context.Context) error {
 			}
 		}
 	})
+	c.caught.Store(end.Sequence < from)
 	group.Go(func() error { return c.feed(ctx, deliveries, end.Sequence) })
 	return group.Wait()
 }
 
 // feed applies what comes, and looks after sources that wait.
 func (c *Consumer) feed(ctx context.Context, deliveries <-chan *bus.Delivery, end uint64) error {
-	c.caught.Store(end == 0)
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -402,12 +403,13 @@ func (c *Consumer) release(t *track) {
 	}
 }
 
+// startResync stops applying a source's batches until a checkpoint comes.
 func (c *Consumer) startResync(t *track, reason string) {
 	if t.resync {
 		return
 	}
 	c.log.Warn("source is resynced from a checkpoint", "source", t.source.String(), "reason", reason)
-	t.resync, t.askedAt = true, time.Time{}
+	t.resync, t.before, t.askedAt = true, nil, time.Time{}
 }
 
 // lookAfter resyncs sources whose hole did not close in time, and asks for the checkpoints that resyncs wait for.
@@ -434,16 +436,22 @@ func (c *Consumer) lookAfter(ctx context.Context, now time.Time) {
 	}
 }
 
-// resyncFrom restores a source from a checkpoint beyond its watermark, if there is one, and goes on from there.
+// resyncFrom restores a source from a checkpoint that was written after the resync began, if there is one, and goes on
+// from there: its publisher was ahead of everything read until then.
 func (c *Consumer) resyncFrom(ctx context.Context, t *track) bool {
 	names, err := c.bus.Checkpoints(ctx)
-	if err != nil || len(names[t.source]) == 0 {
+	if err != nil {
 		return false
 	}
-	newest := names[t.source][0]
-	behind := newest.Epoch < t.epoch || newest.Epoch == t.epoch && t.started && newest.Seq+1 < t.next
-	if t.askedAt.IsZero() || behind || newest.Write < uint64(t.askedAt.UnixNano()) {
-		return false // older than the request
+	var newest bus.CheckpointName
+	if list := names[t.source]; len(list) > 0 {
+		newest = list[0]
+	}
+	if t.before == nil {
+		t.before = &newest
+	}
+	if newest.Compare(*t.before) <= 0 {
+		return false
 	}
 	cp, err := c.restore(ctx, newest)
 	if err != nil {

@@ -59,7 +59,7 @@ func (c *benchPipelineCmd) Run(a *app) error {
 	} else {
 		fmt.Fprintln(a.stderr, "streams are in", dir)
 	}
-	s, err := newStack(a, natsFlags{NATSReplicas: 1, NATSMaxAge: time.Hour, NATSMaxBytes: 16 << 30, LeaseTTL: 5 * time.Second},
+	s, err := newStack(a, natsFlags{NATSListen: "127.0.0.1:0", NATSReplicas: 1, NATSMaxAge: time.Hour, NATSMaxBytes: 8 << 30, LeaseTTL: 5 * time.Second},
 		filepath.Join(dir, "nats"))
 	if err != nil {
 		return err

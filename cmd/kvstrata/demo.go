@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"golang.org/x/sync/errgroup"
 
 	"kvstrata/event"
@@ -22,6 +23,7 @@ type demoCmd struct {
 	edgeFlags
 	listenFlags
 
+	NATSListen string `name:"nats-listen" help:"Address of the embedded NATS server; port 0 takes a free one." default:"127.0.0.1:4222" env:"KVSTRATA_NATS_LISTEN"`
 	Prefill    int    `help:"Prefill engines." default:"2"`
 	Decode     int    `help:"Decode engines; with none, prefill engines generate." default:"2"`
 	PoolBlocks int    `help:"Physical blocks of each engine." default:"16384"`
@@ -58,7 +60,7 @@ func (c *demoCmd) Run(a *app) (err error) {
 		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	}
 	s, err := newStack(a, natsFlags{
-		NATSReplicas: 1, NATSMaxAge: time.Hour, NATSMaxBytes: 4 << 30, LeaseTTL: 2 * time.Second,
+		NATSListen: c.NATSListen, NATSReplicas: 1, NATSMaxAge: time.Hour, NATSMaxBytes: 2 << 30, LeaseTTL: 2 * time.Second,
 	}, filepath.Join(dir, "nats"))
 	if err != nil {
 		return err
@@ -229,7 +231,11 @@ func (c *demoCmd) announce(a *app, s *stack, d *demoEngines, dir string) {
 	fmt.Fprintf(a.stdout, "  subscriber  hears %d engines\n", len(d.configs))
 	fmt.Fprintf(a.stdout, "  prefix      %s/v1/lookup and /v1/sources\n", s.server.URL())
 	fmt.Fprintf(a.stdout, "  admin       %s\n", s.server.AdminURL())
-	fmt.Fprintf(a.stdout, "Try: kvstrata tail --nats %s   Ctrl-C stops.\n", s.nats.URL())
+	tail := "kvstrata tail"
+	if s.nats.URL() != nats.DefaultURL {
+		tail += " --nats " + s.nats.URL()
+	}
+	fmt.Fprintf(a.stdout, "Try: %s   Ctrl-C stops.\n", tail)
 }
 
 // drive sends the traffic; with --exit it compares and reports at the end.

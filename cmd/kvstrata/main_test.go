@@ -160,7 +160,7 @@ func sources(t *testing.T, url string) []prefix.SourceInfo {
 	return answer.Sources
 }
 
-var anyPorts = []string{"--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}
+var anyPorts = []string{"--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0"}
 
 func TestDemoRunsAndStops(t *testing.T) {
 	before, _ := filepath.Glob(filepath.Join(os.TempDir(), "kvstrata-demo-*"))
@@ -322,12 +322,14 @@ func TestBadInputIsNamed(t *testing.T) {
 		{"fly", exitUsage, []string{"fly"}},
 		{"demo --speed fast", exitUsage, []string{"--speed", "fast", "max or a factor"}},
 		{"demo --exit", exitUsage, []string{"--exit", "--trace"}},
-		{"demo --prefill 0", exitUsage, []string{"--prefill 0", "1 to 64"}},
-		{"demo --pool-blocks 1", exitUsage, []string{"pool-blocks 1", "2 to"}},
+		{"demo --nats-listen 127.0.0.1:0 --prefill 0", exitUsage, []string{"--prefill 0", "1 to 64"}},
+		{"demo --nats-listen 127.0.0.1:0 --pool-blocks 1", exitUsage, []string{"pool-blocks 1", "2 to"}},
 		{"demo --form msgpack", exitUsage, []string{"--form", "map", "array", "msgpack"}},
-		{"demo --trace /no/such --speed max --exit", exitUsage, []string{"--trace /no/such"}},
-		{"demo --admin 127.0.0.1:0 --listen " + taken.Addr().String(), exitFailure, []string{"--listen", taken.Addr().String(), "choose another"}},
-		{"demo --listen nonsense", exitFailure, []string{"--listen", "nonsense", "host:port"}},
+		{"demo --nats-listen 127.0.0.1:0 --trace /no/such --speed max --exit", exitUsage, []string{"--trace /no/such"}},
+		{"demo --nats-listen 127.0.0.1:0 --admin 127.0.0.1:0 --listen " + taken.Addr().String(), exitFailure, []string{"--listen", taken.Addr().String(), "choose another"}},
+		{"demo --nats-listen 127.0.0.1:0 --listen nonsense", exitFailure, []string{"--listen", "nonsense", "host:port"}},
+		{"demo --nats-listen here", exitUsage, []string{"--nats-listen", "here", "host:port"}},
+		{"demo --nats-listen " + taken.Addr().String(), exitFailure, []string{taken.Addr().String(), "another address with --nats-listen"}},
 		{"run", exitUsage, []string{"--engine"}},
 		{"run --roles chef", exitUsage, []string{"--roles", "chef", "subscriber, prefix"}},
 		{"run --engine http://x", exitUsage, []string{"--engine", "http://x", "zmq+tcp://host:port"}},

@@ -23,6 +23,7 @@ import (
 // natsFlags say which NATS to use.
 type natsFlags struct {
 	NATS         string        `name:"nats" help:"NATS servers, comma-separated. Empty: a server is embedded." placeholder:"URL" env:"KVSTRATA_NATS"`
+	NATSListen   string        `name:"nats-listen" help:"Address of the embedded NATS server; port 0 takes a free one." default:"127.0.0.1:4222" env:"KVSTRATA_NATS_LISTEN"`
 	NATSCreds    string        `name:"nats-creds" help:"NATS credentials file." type:"path" env:"KVSTRATA_NATS_CREDS"`
 	NATSReplicas int           `name:"nats-replicas" help:"Replicas of streams and buckets." default:"1" env:"KVSTRATA_NATS_REPLICAS"`
 	NATSMaxAge   time.Duration `name:"nats-max-age" help:"How long the event stream keeps messages." default:"24h" env:"KVSTRATA_NATS_MAX_AGE"`
@@ -86,11 +87,14 @@ func newStack(a *app, flags natsFlags, dir string) (*stack, error) {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fmt.Errorf("make data folder: %w; choose another with --data", err)
 		}
-		srvCfg := bus.DefaultServerConfig()
+		srvCfg, err := bus.ListenAt(flags.NATSListen)
+		if err != nil {
+			return nil, usagef("--nats-listen %q: %w", flags.NATSListen, err)
+		}
 		srvCfg.Dir = dir
 		srv, err := bus.StartServer(srvCfg, a.log)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%w; choose another address with --nats-listen, or use a server that runs with --nats", err)
 		}
 		s.nats = srv
 		cfg.URL = srv.URL()

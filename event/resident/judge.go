@@ -69,9 +69,10 @@ type chain struct {
 	hashable bool // the run brings tokens that fill its blocks
 	rooted   bool // parent is known, or the run is a root
 	parent   event.PrefixHash
-	seed     uint64
-	size     int // tokens a block
-	window   int // tokens a local hash covers
+	seed     uint64 // of local hashes
+	sealed   uint64 // the same, as records and streams have it
+	size     int    // tokens a block
+	window   int    // tokens a local hash covers
 }
 
 func (s *Set) chainOf(b *event.Batch, ev *event.Event) chain {
@@ -88,7 +89,9 @@ func (s *Set) chainOf(b *event.Batch, ev *event.Event) chain {
 	}
 	c.hashable = true
 	if !ev.HasParent {
-		c.rooted, c.seed = true, s.cfg.Hasher.Seed(ev.LoRA, ev.Salt)
+		c.rooted = true
+		c.seed = s.cfg.Hasher.Seed(ev.LoRA, ev.Salt)
+		c.sealed = s.cfg.Hasher.Seal(c.seed)
 		return c
 	}
 	if i, ok := s.index.get(key{ev.Parent, ev.Group.Index()}); ok {
@@ -99,13 +102,15 @@ func (s *Set) chainOf(b *event.Batch, ev *event.Event) chain {
 			return c
 		}
 		if r.prefix != 0 {
-			c.rooted, c.parent, c.seed = true, r.prefix, r.seed
+			c.rooted, c.parent, c.sealed = true, r.prefix, r.seed
+			c.seed = s.cfg.Hasher.Open(r.seed)
 			return c
 		}
 	}
 	// The salt is told with the root only: what is assumed here is checked when the parent is known.
 	s.note(parentUnknown, b, ev.Blocks[0].Hash)
 	c.seed = s.cfg.Hasher.Seed(ev.LoRA, ev.Salt)
+	c.sealed = s.cfg.Hasher.Seal(c.seed)
 	return c
 }
 
@@ -123,7 +128,7 @@ func (s *Set) judgeStored(b *event.Batch, ev *event.Event) {
 	counts := ok && ev.Locality.Here() // blocks elsewhere are another source's
 	c := s.chainOf(b, ev)
 	if c.hashable {
-		ev.Seed, ev.Unrooted = c.seed, !c.rooted
+		ev.Seed, ev.Unrooted = c.sealed, !c.rooted
 	}
 	for i := range ev.Blocks {
 		bl := &ev.Blocks[i]
@@ -161,7 +166,7 @@ func (s *Set) hashBlock(b *event.Batch, ev *event.Event, c *chain, i int, at int
 		}
 		fresh := s.slab.at(at).prefix == 0
 		if fresh {
-			s.describe(at, ev, i, c.seed)
+			s.describe(at, ev, i, c.sealed)
 		}
 		if !s.name(at, c.parent) {
 			// The first name stays, so that what rose under it falls under it.
@@ -181,7 +186,7 @@ func (s *Set) hashBlock(b *event.Batch, ev *event.Event, c *chain, i int, at int
 		s.named = append(s.named, at) // known from before: its children can have their names
 		s.told = append(s.told, at)
 	case s.slab.at(at).local == 0:
-		s.describe(at, ev, i, c.seed)
+		s.describe(at, ev, i, c.sealed)
 		if s.wait(at) {
 			s.slab.edit(at).local = local
 		} else {

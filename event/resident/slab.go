@@ -67,9 +67,9 @@ type record struct {
 	parent    event.BlockHash
 	prefix    event.PrefixHash // 0 = unknown
 	local     uint64           // while the prefix is unknown only because the parent's is
-	seed      uint64
-	first     holding   // the only one, mostly
-	more      []holding // in further tiers; never changed in place, since snapshots share it
+	seed      uint64           // sealed
+	first     holding          // the only one, mostly
+	more      []holding        // in further tiers; never changed in place, since snapshots share it
 	group     uint32
 	blockSize uint32
 	older     int32 // neighbours in the queue of names, or the next free record
