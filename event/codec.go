@@ -90,7 +90,7 @@ func (e *Encoder) Blocks() int { return e.blocks }
 // Range returns the first and last sequence appended.
 func (e *Encoder) Range() (first, last Seq) { return e.first, e.next - 1 }
 
-// Size returns about how many bytes the payload has; it never falls short by more than the field headers.
+// Size returns about how many bytes the payload has.
 func (e *Encoder) Size() int { return e.size }
 
 // Append adds a batch, which the caller may reuse at once. It must begin where the one before it ended.
@@ -306,9 +306,14 @@ func (d *Decoder) split(payload []byte) (first Seq, err error) {
 			d.names = append(d.names, d.intern.string(b))
 		case num == fExtraKeys:
 			d.extra = append(d.extra, b)
-		case num == fHashes:
-			d.hashes.bytes = b
-		case num == fHashLength:
+		case num == fHashes || num == fHashLength:
+			if num == fHashes && d.hashes.bytes != nil || num == fHashLength && d.hashes.long.present {
+				return &WireError{Field: "hashes", Reason: "a column stands twice"}
+			}
+			if num == fHashes {
+				d.hashes.bytes = b
+				break
+			}
 			d.hashes.long = cursor{buf: b, present: true}
 		case num > fFirst && num < numColumns:
 			if d.columns[num].present {

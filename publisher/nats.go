@@ -24,6 +24,8 @@ type NATS struct {
 	set    *resident.Set
 	next   event.Seq
 	ledger event.Ledger
+	events []event.Event // copies: the judge fills them in, and the caller's may be shared
+	blocks []event.Block
 }
 
 // NewNATS returns a publisher for a source. Nothing is sent before Run runs.
@@ -38,17 +40,39 @@ func NewNATS(cfg StreamConfig, judge resident.Config, b *bus.Bus, source event.S
 	}, nil
 }
 
-// Publish judges a batch, numbers it and hands it to the stream. The batch's events are filled in, as the judge does.
+// Publish judges a batch, numbers it and hands it to the stream, without the prompt text that its names are made of.
 func (n *NATS) Publish(b *event.Batch) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	b.First, b.Last, b.Way = n.next, n.next, event.Live
-	b.Received = b.Time
+	own := n.copy(b)
+	own.First, own.Last, own.Way = n.next, n.next, event.Live
+	own.Received = own.Time
 	n.next++
-	n.set.Judge(b)
-	n.ledger.Count(b)
-	n.stream.Publish(context.Background(), n.epoch, b, n.set.Digest())
+	n.set.Judge(&own)
+	for i := range own.Events {
+		ev := &own.Events[i]
+		ev.Tokens, ev.ExtraKeys, ev.Salt, ev.Terms = nil, nil, "", nil
+	}
+	n.ledger.Count(&own)
+	n.stream.Publish(context.Background(), n.epoch, &own, n.set.Digest())
+	n.events = own.Events[:0]
 	return nil
+}
+
+// copy returns a batch whose events and blocks are this publisher's.
+func (n *NATS) copy(b *event.Batch) event.Batch {
+	own := *b
+	n.events, n.blocks = append(n.events[:0], b.Events...), n.blocks[:0]
+	for i := range b.Events {
+		n.blocks = append(n.blocks, b.Events[i].Blocks...)
+	}
+	rest := n.blocks
+	for i := range n.events {
+		k := len(n.events[i].Blocks)
+		n.events[i].Blocks, rest = rest[:k:k], rest[k:]
+	}
+	own.Events = n.events
+	return own
 }
 
 // Run sends until ctx ends, says each second how the source does, and writes its checkpoints.

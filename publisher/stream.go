@@ -72,13 +72,13 @@ type Stream struct {
 	closed   bool
 	position event.Position // of the newest acknowledged message
 
-	written     *event.Checkpoint // the last one in the object store
-	due         bool              // somebody asked for a checkpoint
-	checkpoint  time.Time         // when the last one was taken
-	opsSince    uint64            // block operations since
-	failures    uint64
-	complained  time.Time
-	droppedSeqs uint64
+	written    *event.Checkpoint // the last one in the object store
+	due        bool              // somebody asked for a checkpoint
+	checkpoint time.Time         // when the last one was taken
+	opsSince   uint64            // block operations since
+	failures   uint64
+	complained time.Time
+	drops      event.Ledger // Dropped and Holes of this epoch, since the stream was opened
 }
 
 // message is one message on its way.
@@ -118,15 +118,14 @@ func (s *Stream) Publish(ctx context.Context, epoch event.Epoch, b *event.Batch,
 	defer s.mu.Unlock()
 	if epoch != s.epoch {
 		s.flush()
-		s.epoch, s.inDrop = epoch, false
+		s.epoch, s.inDrop, s.drops = epoch, false, event.Ledger{}
 	}
 	if !s.awaitRoom(ctx) {
 		s.drop(b)
 		return
 	}
 	if s.inDrop {
-		s.enc.Append(&s.dropped)
-		s.inDrop, s.due = false, true
+		s.tellDrop()
 	}
 	s.digest = digest // of the message that the batch may close
 	s.append(b)
@@ -167,7 +166,6 @@ func (s *Stream) awaitRoom(ctx context.Context) bool {
 }
 
 func (s *Stream) drop(b *event.Batch) {
-	s.droppedSeqs += uint64(b.Last-b.First) + 1
 	if s.inDrop {
 		s.dropped.Last = b.Last
 		return
@@ -178,6 +176,23 @@ func (s *Stream) drop(b *event.Batch) {
 		Reason: fmt.Sprintf("NATS left %d bytes unacknowledged", s.bytes),
 	}
 	s.log.Warn("NATS takes no more; batches are dropped", "from_seq", b.First, "pending_bytes", s.bytes)
+}
+
+// tellDrop appends the range that was dropped; the checkpoint that consumers resync from follows. The caller holds mu.
+func (s *Stream) tellDrop() {
+	s.enc.Append(&s.dropped)
+	s.drops.Count(&s.dropped)
+	s.inDrop, s.due = false, true
+}
+
+// addDrops enters in a ledger what this stream dropped of its epoch. The caller holds mu.
+func (s *Stream) addDrops(l *event.Ledger) {
+	l.Dropped += s.drops.Dropped
+	l.Holes = append(l.Holes, s.drops.Holes...)
+	l.Holes = l.Holes[max(0, len(l.Holes)-event.MaxHoles):]
+	if s.inDrop {
+		l.Dropped += uint64(s.dropped.Last-s.dropped.First) + 1
+	}
 }
 
 // flush sends the open message. The caller holds mu.
@@ -196,10 +211,8 @@ func (s *Stream) flush() {
 		// The judge has it, the bus can't: consumers learn of it as of a drop.
 		s.log.Error("a batch is larger than NATS takes; raise max_payload of the server",
 			"bytes", len(msg.Data), "max_payload", s.bus.MaxPayload(), "first_seq", first, "last_seq", last)
-		s.droppedSeqs += uint64(last-first) + 1
 		s.dropped = event.Batch{First: first, Last: last, Way: event.Dropped, Rank: -1, Reason: "larger than NATS takes"}
-		s.enc.Append(&s.dropped)
-		s.due = true
+		s.tellDrop()
 		s.flush()
 		return
 	}
@@ -231,7 +244,8 @@ func (s *Stream) Status(st *event.Status) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.flush()
-	st.Source, st.Fence, st.Ledger.Dropped = s.source, s.fence, st.Ledger.Dropped+s.droppedSeqs
+	st.Source, st.Fence = s.source, s.fence
+	s.addDrops(&st.Ledger)
 	payload, err := event.MarshalStatus(st)
 	if err != nil {
 		return fmt.Errorf("encode status of %v: %w", s.source, err)
@@ -273,6 +287,7 @@ func (s *Stream) Checkpoint(cp *event.Checkpoint, snap *resident.Snapshot) {
 	s.flush()
 	job := checkpointJob{cp: cp, snap: snap, at: s.newest, requested: s.due}
 	s.due, s.checkpoint, s.opsSince = false, time.Now(), 0
+	s.addDrops(&cp.Ledger)
 	s.mu.Unlock()
 	cp.Source, cp.Fence, cp.Digest, cp.Groups, cp.Fullest = s.source, s.fence, snap.Digest, snap.Groups, snap.Fullest
 	cp.Written = event.UnixTime(time.Now())
@@ -457,6 +472,10 @@ func (s *Stream) acknowledge(ctx context.Context, m *message, ack *jetstream.Pub
 	s.pending = s.pending[1:]
 	s.bytes -= len(m.msg.Data)
 	m.msg = nil
+	if s.inDrop && s.bytes < s.cfg.MaxPending { // told at once: perhaps no batch follows
+		s.tellDrop()
+		s.flush()
+	}
 	s.room.Broadcast()
 	return nil
 }
@@ -543,7 +562,9 @@ type Stats struct {
 func (s *Stream) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Stats{PendingBytes: s.bytes, Failures: s.failures, Dropped: s.droppedSeqs, Position: s.position}
+	var l event.Ledger
+	s.addDrops(&l)
+	return Stats{PendingBytes: s.bytes, Failures: s.failures, Dropped: l.Dropped, Position: s.position}
 }
 
 // notify sets a flag that somebody waits for.

@@ -208,10 +208,10 @@ func TestStreamDropsWhatFindsNoRoomAndSaysSo(t *testing.T) {
 	}
 	srv.start()
 	eventually(t, "room for messages", func() bool { return s.Stats().PendingBytes == 0 })
-	publish()
 	if !s.CheckpointDue(time.Now(), 0) {
 		t.Error("after a drop a checkpoint must be due: consumers resync from it")
 	}
+	publish()
 	if _, err := s.Settle(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -319,8 +319,19 @@ func TestNATSPublisherCheckpointsAtStartAndStop(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- n.Run(ctx) }()
-	if err := n.Publish(&event.Batch{Time: 5, Rank: -1, Events: newJudged().batch().Events}); err != nil {
+	raw := &event.Batch{Time: 5, Rank: -1, Events: []event.Event{{
+		Kind: event.Stored, Tier: event.CPU, Group: event.NoGroup, LoRAID: event.NoLoRAID, BlockSize: 2, Salt: "canary",
+		Tokens: []uint32{1, 2}, Blocks: []event.Block{{Hash: event.IntHash(7), Copies: -1, Age: -1}},
+	}}}
+	if err := n.Publish(raw); err != nil {
 		t.Fatal(err)
+	}
+	if raw.Events[0].Blocks[0].Prefix != 0 || len(raw.Events[0].Tokens) == 0 {
+		t.Error("the caller's batch was changed")
+	}
+	got := streamReader(t, b)(t)
+	if ev := got.Events[0]; len(ev.Tokens) > 0 || ev.Salt != "" || ev.Blocks[0].Prefix == 0 || ev.Blocks[0].Effect != 1 {
+		t.Errorf("published %+v: want a name, an effect and no prompt text", ev)
 	}
 	eventually(t, "a checkpoint at the start", func() bool {
 		all, err := b.Checkpoints(t.Context())

@@ -12,10 +12,10 @@ import (
 // edge is where prompt text ends: token ids, extra keys and salts come in with an engine's events, become hashes, and
 // go no further.
 type edge struct {
-	keepTokens      bool // --tokens=keep: tokens and extra keys travel on
-	allowInvertible bool // prefix hashes of short blocks too, though a table inverts them
-	withheld        uint64
-	broken          uint64 // extra keys that are not what vLLM sends
+	keepTokens      bool   // --tokens=keep: tokens and extra keys travel on
+	allowInvertible bool   // prefix hashes of short blocks too, though a table inverts them
+	withheld        uint64 // runs of blocks too short
+	broken          uint64 // runs with extra keys that are not what vLLM sends
 	scratch         []byte
 }
 
@@ -23,7 +23,8 @@ type edge struct {
 const minBlockSize = 16
 
 // enter readies an event for the judge: from a STORED run's extra keys it takes the salt and what they add to each
-// block's local hash. Blocks so short that their hashes would give the tokens away lose their tokens here.
+// block's local hash. Runs that must not be named lose their tokens here: blocks so short that their hashes would give
+// the tokens away, and blocks whose extra keys can't be read.
 func (e *edge) enter(ev *event.Event) {
 	if ev.Kind != event.Stored {
 		return
@@ -32,6 +33,10 @@ func (e *edge) enter(ev *event.Event) {
 		e.withheld++
 		ev.Tokens = nil
 	}
+	if ev.LoRA == "" && ev.LoRAID != event.NoLoRAID {
+		// Engines before vLLM 0.12 tell the adapter by its number alone; it must not pass for the base model.
+		ev.LoRA = fmt.Sprintf("lora-id:%d", ev.LoRAID)
+	}
 	for i, keys := range ev.ExtraKeys {
 		if keys == nil || i >= len(ev.Blocks) {
 			continue
@@ -39,8 +44,10 @@ func (e *edge) enter(ev *event.Event) {
 		root := i == 0 && !ev.HasParent
 		salt, term, err := e.split(keys, ev.LoRA, root)
 		if err != nil {
+			// Hashed as if there were none, the blocks would bear the names of others.
 			e.broken++
-			continue
+			ev.Tokens, ev.Salt, ev.Terms = nil, "", nil
+			return
 		}
 		if root && ev.Salt == "" {
 			ev.Salt = salt

@@ -59,7 +59,7 @@ func TestExtraKeysArePartOfTheName(t *testing.T) {
 		{"image, offset in four bytes", "", keys(pair{id: "image", offset: 3, wide: true}), event.Hasher{}.Seed("", "") + event.ExtraTerm(image)},
 		{"all", "adapter", keys("adapter", pair{id: "image", offset: 3}, "salt"), event.Hasher{}.Seed("adapter", "salt") + event.ExtraTerm(image)},
 		{"embeddings", "", keys([]byte("digest")), event.Hasher{}.Seed("", "") + event.ExtraTerm(keys([]byte("digest")))},
-		{"no array", "", []byte("\xa4text"), event.Hasher{}.Seed("", "")},
+		{"no array", "", []byte("\xa4text"), 0},
 	} {
 		b := storing(1, 1)
 		ev := &b.Events[0]
@@ -69,7 +69,10 @@ func TestExtraKeysArePartOfTheName(t *testing.T) {
 			ev.ExtraKeys = [][]byte{c.keys}
 		}
 		e.publish(b)
-		want := event.PrefixHash(event.LocalHash(tokens(1), c.seed))
+		var want event.PrefixHash // none, where the keys can't be read
+		if c.seed != 0 {
+			want = event.PrefixHash(event.LocalHash(tokens(1), c.seed))
+		}
 		var got event.PrefixHash
 		eventually(t, c.name, func() bool {
 			var ok bool
@@ -80,6 +83,14 @@ func TestExtraKeysArePartOfTheName(t *testing.T) {
 			t.Errorf("%s: %s", c.name, diff)
 		}
 	}
+	numbered := storing(1, 1)
+	numbered.Events[0].Blocks[0].Hash, numbered.Events[0].LoRAID = event.IntHash(99), 7
+	e.publish(numbered)
+	want := event.PrefixHash(event.LocalHash(tokens(1), event.Hasher{}.Seed("lora-id:7", "")))
+	eventually(t, "a name apart from the base model's", func() bool {
+		got, ok := sink.name(event.IntHash(99))
+		return ok && got == want
+	})
 	eventually(t, "the unreadable keys in the status", func() bool {
 		for _, o := range r.info("a").Oddities {
 			if o.Name == "extra_keys_unreadable" {

@@ -234,7 +234,8 @@ func (e *engine) apply(ctx context.Context, now time.Time, a *recovery.Action) {
 			e.machine.Cleared()
 		}
 	}
-	if e.cfg.PoolSize > 0 && e.set.Copies() >= e.cfg.PoolSize {
+	// One block of vLLM's pool is the null block, which holds nothing.
+	if e.cfg.PoolSize > 0 && e.set.DeviceCopies()+1 >= e.cfg.PoolSize {
 		e.machine.Filled()
 	}
 	e.publish(ctx, b)

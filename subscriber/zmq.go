@@ -47,7 +47,7 @@ type input struct {
 // receiveHWM is how many messages libzmq keeps for us; vLLM's publisher keeps as many.
 const receiveHWM = 100_000
 
-// drainMost bounds how many live messages are taken between two looks at the clock.
+// drainMost bounds how many messages of a socket are taken between two looks at the clock.
 const drainMost = 256
 
 // dial opens the live socket; libzmq connects, and reconnects, by itself.
@@ -104,7 +104,7 @@ func (s *sockets) ask(from event.Seq, reopen bool) error {
 		if err != nil {
 			return fmt.Errorf("open DEALER socket: %w", err)
 		}
-		if err := errors.Join(dealer.SetRcvhwm(0), dealer.SetLinger(0), dealer.Connect(s.replay)); err != nil {
+		if err := errors.Join(dealer.SetRcvhwm(receiveHWM), dealer.SetLinger(0), dealer.Connect(s.replay)); err != nil {
 			_ = dealer.Close()
 			return fmt.Errorf("open replay socket to %s: %w", s.replay, err)
 		}

@@ -62,7 +62,7 @@ func (c *demoCmd) awaitIndex(ctx context.Context, d *demoEngines, s *stack) erro
 	for i, socket := range d.sockets {
 		for {
 			_, seq, started := s.index.Seq(d.configs[i].Source)
-			if socket.Seq() == 0 || started && uint64(seq)+1 >= socket.Seq() {
+			if socket.Seq() == 0 || started && uint64(seq)+1 >= socket.Seq() && s.told(d.configs[i].Source, seq) {
 				break
 			}
 			if time.Now().After(deadline) {
@@ -77,6 +77,16 @@ func (c *demoCmd) awaitIndex(ctx context.Context, d *demoEngines, s *stack) erro
 		}
 	}
 	return nil
+}
+
+// told reports whether the subscriber's last word on a source is of a sequence or later.
+func (s *stack) told(source event.Source, seq event.Seq) bool {
+	for _, info := range s.index.Sources() {
+		if info.Source == source {
+			return info.Ledger.Started && info.Ledger.Last >= seq && info.State != event.StateRecovering
+		}
+	}
+	return false
 }
 
 // difference is how an engine's blocks and the index's compare.

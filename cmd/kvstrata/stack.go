@@ -82,6 +82,9 @@ func newStack(a *app, flags natsFlags, dir string) (*stack, error) {
 	s.registry.MustRegister(collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	cfg := flags.config()
+	if err := cfg.Validate(); err != nil {
+		return nil, usagef("%w", err)
+	}
 	var options []bus.Option
 	if cfg.URL == "" {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -157,6 +160,9 @@ func (s *stack) addSubscriber(cfg subscriber.Config, engines []subscriber.Engine
 
 // listen binds the public and the admin address.
 func (s *stack) listen(flags listenFlags) error {
+	if err := flags.config().Validate(); err != nil {
+		return usagef("%w", err)
+	}
 	srv, err := server.New(flags.config(), s.handlers, s.ready, s.registry, s.app.log)
 	if err != nil {
 		return err

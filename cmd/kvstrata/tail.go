@@ -47,6 +47,9 @@ func (c *tailCmd) Run(a *app) error {
 	cfg := bus.DefaultConfig()
 	cfg.URL, cfg.Credentials = c.NATS, c.NATSCreds
 	b, err := bus.Attach(a.ctx, cfg, "kvstrata tail", a.log)
+	if a.ctx.Err() != nil {
+		return nil
+	}
 	if err != nil {
 		return err
 	}

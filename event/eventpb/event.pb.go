@@ -27,8 +27,8 @@ const (
 // fence and digest stand in the message's subject and headers.
 //
 // The form is columnar: a column holds one entry a row, in order, packed. A column in which every entry is 0 is left
-// out, but for `runs` and `kind`, whose lengths are the numbers of batches and of runs. A present column has exactly as
-// many entries as it has rows.
+// out, but for `runs` and `kind`, whose lengths are the numbers of batches and of runs, and for `lora_id`, `token_count`
+// and `tokens`. A present column has exactly as many entries as it has rows, and stands once.
 type Batches struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Strings used below by index; 0 is the empty string and is not listed, so index 1 is names[0].
@@ -50,7 +50,7 @@ type Batches struct {
 	Tier      []uint32 `protobuf:"varint,18,rep,packed,name=tier,proto3" json:"tier,omitempty"`                            // name
 	Group     []uint32 `protobuf:"varint,19,rep,packed,name=group,proto3" json:"group,omitempty"`                          // group + 1; 0 = none
 	Flags     []uint32 `protobuf:"varint,20,rep,packed,name=flags,proto3" json:"flags,omitempty"`                          // 1 has parent, 2 eagle, 4 unrooted, 8 LoRA id, 16 tokens, 32 extra keys
-	Seed      []uint64 `protobuf:"fixed64,21,rep,packed,name=seed,proto3" json:"seed,omitempty"`                           // of the local hashes; 0 = unknown
+	Seed      []uint64 `protobuf:"fixed64,21,rep,packed,name=seed,proto3" json:"seed,omitempty"`                           // of the local hashes, enciphered where the scheme has a key; 0 = unknown
 	BlockSize []uint32 `protobuf:"varint,22,rep,packed,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"` // tokens a block; 0 = not told
 	SpecKind  []uint32 `protobuf:"varint,23,rep,packed,name=spec_kind,json=specKind,proto3" json:"spec_kind,omitempty"`    // 1 full 2 MLA 3 sliding 4 sliding MLA 5 mamba 6 chunked 7 sink 8 encoder-only 9 cross 10 other
 	Window    []uint32 `protobuf:"varint,24,rep,packed,name=window,proto3" json:"window,omitempty"`                        // sliding window in tokens

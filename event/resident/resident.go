@@ -113,11 +113,13 @@ func (s *Set) Blocks() uint64 {
 // Entries returns about how many entries a snapshot has: resident blocks and bare names.
 func (s *Set) Entries() uint64 { return uint64(s.records) }
 
-// Copies returns the number of copies over all tiers.
-func (s *Set) Copies() uint64 {
+// DeviceCopies returns the number of copies on the device.
+func (s *Set) DeviceCopies() uint64 {
 	var n uint64
 	for i := range s.tiers {
-		n += s.tiers[i].Copies
+		if s.tiers[i].Tier.Warmth() == 0 {
+			n += s.tiers[i].Copies
+		}
 	}
 	return n
 }

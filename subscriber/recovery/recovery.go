@@ -179,7 +179,8 @@ func (m *Machine) State(now time.Time) (event.State, string) {
 	}
 }
 
-// Data returns how complete what was applied is, whatever is going on: live or partial.
+// Data returns how complete what was applied is, whatever is going on: live or partial, or recovering before anything
+// was.
 func (m *Machine) Data() (event.State, string) { return m.state, m.reason }
 
 // Last returns the highest sequence applied or given up in this life.
