@@ -298,7 +298,8 @@ func (s *Stream) Checkpoint(cp *event.Checkpoint, snap *resident.Snapshot) {
 		default:
 		}
 		select {
-		case <-s.request: // the older one is of no use any more
+		case older := <-s.request: // of no use any more
+			older.snap.Release()
 		default:
 		}
 	}
@@ -513,6 +514,7 @@ func (s *Stream) drainCheckpoints(ctx context.Context) error {
 
 // writeCheckpoint writes a checkpoint once its last batch is stored. A failure is told and costs only the checkpoint.
 func (s *Stream) writeCheckpoint(ctx context.Context, job checkpointJob) {
+	defer job.snap.Release()
 	if job.at != nil {
 		select {
 		case <-job.at.stored:
@@ -530,7 +532,7 @@ func (s *Stream) writeCheckpoint(ctx context.Context, job checkpointJob) {
 			return
 		}
 	}
-	job.cp.Entries = job.snap.Len()
+	job.cp.Entries = job.snap.Len
 	err := s.bus.PutCheckpoint(ctx, job.cp, job.snap.Entries())
 	s.mu.Lock()
 	defer s.mu.Unlock()

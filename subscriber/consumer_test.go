@@ -150,7 +150,7 @@ func (s *story) checkpoint(epoch event.Epoch, fence event.Fence, at uint64) {
 	cp := &event.Checkpoint{
 		Source: s.source, Epoch: epoch, Fence: fence, Seq: last, State: event.StateLive, Written: event.UnixTime(time.Now()),
 		Digest: snap.Digest, Ledger: event.Ledger{Started: true, Last: last, Live: uint64(last) + 1}, Position: position,
-		Groups: snap.Groups, Entries: snap.Len(), Fullest: snap.Fullest,
+		Groups: snap.Groups, Entries: snap.Len, Fullest: snap.Fullest,
 	}
 	if err := s.road.bus.PutCheckpoint(s.t.Context(), cp, snap.Entries()); err != nil {
 		s.t.Fatal(err)

@@ -9,6 +9,7 @@ package resident
 import (
 	"iter"
 	"slices"
+	"sync/atomic"
 
 	"kvstrata/event"
 )
@@ -58,6 +59,7 @@ type Set struct {
 	groups   []event.GroupInfo
 	names    queue // records without copies, oldest first
 	records  int   // in use: with copies, or names
+	spread   int   // entries beyond one a record: of blocks in several tiers
 	fullest  int   // most records that had copies at once
 	waiting  map[key][]int32
 	orphans  int
@@ -83,11 +85,11 @@ func (s *Set) Reset() {
 		s.zero()
 	}
 	s.index = newTable()
-	s.slab = slab{}
+	s.slab = slab{snapshots: new(atomic.Int32)} // older snapshots share nothing with it
 	s.digest = 0
 	s.tiers, s.groups = nil, nil
 	s.names = queue{}
-	s.records, s.fullest = 0, 0
+	s.records, s.spread, s.fullest = 0, 0, 0
 	s.waiting = make(map[key][]int32)
 	s.orphans = 0
 	for i := range s.oddities {
@@ -110,8 +112,8 @@ func (s *Set) Blocks() uint64 {
 	return n
 }
 
-// Entries returns about how many entries a snapshot has: resident blocks and bare names.
-func (s *Set) Entries() uint64 { return uint64(s.records) }
+// Entries returns how many entries a snapshot has: resident blocks and bare names.
+func (s *Set) Entries() uint64 { return uint64(s.records + s.spread) }
 
 // DeviceCopies returns the number of copies on the device.
 func (s *Set) DeviceCopies() uint64 {
@@ -160,6 +162,7 @@ func (s *Set) zero() {
 			}
 		}
 		r = s.slab.edit(i)
+		s.spread -= len(r.more)
 		r.first.copies, r.more = 0, nil
 		s.retire(i)
 	}
@@ -250,7 +253,10 @@ func (s *Set) rise(i int32, tier uint16, now event.Time) {
 	}
 	s.digest += event.Mix64(r.hash, event.Group(r.group), s.tiers[tier].Tier)
 	s.tiers[tier].Copies++
-	if r.add(tier, now) == 1 {
+	s.spread -= len(r.more)
+	copies := r.add(tier, now)
+	s.spread += len(r.more)
+	if copies == 1 {
 		s.tiers[tier].Blocks++
 		s.fullest = max(s.fullest, s.records-s.names.length)
 		s.tell(r, tier, +1)
@@ -279,7 +285,9 @@ func (s *Set) fall(i int32, tier uint16) (left uint32, stored event.Time) {
 	r := s.slab.edit(i)
 	s.digest -= event.Mix64(r.hash, event.Group(r.group), s.tiers[tier].Tier)
 	s.tiers[tier].Copies--
+	s.spread -= len(r.more)
 	left, stored = r.take(tier)
+	s.spread += len(r.more)
 	if left == 0 {
 		s.tiers[tier].Blocks--
 		s.tell(r, tier, -1)

@@ -183,7 +183,7 @@ func TestNamesAreBounded(t *testing.T) {
 		s.Judge(batch(event.Seq(2*h), stored(0, uint32(100*h), h+1)))
 		s.Judge(batch(event.Seq(2*h+1), evicted(event.GPU, h+1)))
 	}
-	if got := s.Snapshot().Len(); got != 2 {
+	if got := s.Snapshot().Len; got != 2 {
 		t.Errorf("%d names kept, want 2", got)
 	}
 	b := batch(9, stored(1, 4, 50)) // the oldest name is gone
@@ -392,7 +392,7 @@ func checkReload(t *rapid.T, judge *resident.Set, cfg resident.Config) {
 	snap := judge.Snapshot()
 	cp := event.Checkpoint{
 		Source: event.Source{Cluster: "c", Model: "m", Instance: "i", Origin: event.Engine}, Epoch: 1, Digest: snap.Digest,
-		Groups: snap.Groups, Entries: snap.Len(), Fullest: snap.Fullest,
+		Groups: snap.Groups, Entries: snap.Len, Fullest: snap.Fullest,
 	}
 	var object bytes.Buffer
 	if err := event.WriteCheckpoint(&object, &cp, snap.Entries()); err != nil {

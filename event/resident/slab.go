@@ -2,6 +2,8 @@ package resident
 
 import (
 	"iter"
+	"slices"
+	"sync/atomic"
 
 	"kvstrata/event"
 )
@@ -168,13 +170,14 @@ type chunk struct {
 	records    [chunkSize]record
 }
 
-// slab holds the records. A snapshot is a copy of the list of chunks: the first write to a shared chunk copies it, so
-// that taking a snapshot costs one pointer a thousand records and holds nothing up.
+// slab holds the records. A snapshot is a copy of the list of chunks: while it lives, the first write to a shared chunk
+// copies it, so that taking a snapshot costs one pointer a thousand records and holds nothing up.
 type slab struct {
 	chunks     []*chunk
 	generation uint32
-	used       int32 // records ever taken; those freed since are in the list
-	freeList   int32 // index + 1 of the first free record; 0 = none
+	snapshots  *atomic.Int32 // that live
+	used       int32         // records ever taken; those freed since are in the list
+	freeList   int32         // index + 1 of the first free record; 0 = none
 }
 
 func (s *slab) at(i int32) *record { return &s.chunks[i>>chunkBits].records[i&(chunkSize-1)] }
@@ -183,10 +186,12 @@ func (s *slab) at(i int32) *record { return &s.chunks[i>>chunkBits].records[i&(c
 func (s *slab) edit(i int32) *record {
 	c := s.chunks[i>>chunkBits]
 	if c.generation != s.generation {
-		own := *c
-		own.generation = s.generation
-		c = &own
-		s.chunks[i>>chunkBits] = c
+		if s.snapshots.Load() > 0 {
+			own := *c
+			c = &own
+			s.chunks[i>>chunkBits] = c
+		}
+		c.generation = s.generation
 	}
 	return &c.records[i&(chunkSize-1)]
 }
@@ -213,8 +218,9 @@ func (s *slab) free(i int32) {
 
 // freeze returns the slab as it is now; s goes on.
 func (s *slab) freeze() slab {
-	frozen := slab{chunks: append([]*chunk(nil), s.chunks...), used: s.used}
+	frozen := slab{chunks: slices.Clone(s.chunks), used: s.used}
 	s.generation++
+	s.snapshots.Add(1)
 	return frozen
 }
 

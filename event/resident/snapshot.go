@@ -5,6 +5,7 @@ import (
 	"iter"
 	"math"
 	"slices"
+	"sync"
 
 	"kvstrata/event"
 )
@@ -18,23 +19,23 @@ type Snapshot struct {
 	Digest  event.Digest
 	Groups  []event.GroupInfo
 	Fullest uint64 // most blocks that were resident at once
+	Len     uint64 // how many entries Entries yields
+
+	release func()
 }
 
 // Snapshot returns the set as it is now.
 func (s *Set) Snapshot() *Snapshot {
+	live := s.slab.snapshots
 	return &Snapshot{
 		slab: s.slab.freeze(), tiers: s.tierNames(), Digest: s.digest, Groups: slices.Clone(s.groups), Fullest: uint64(s.fullest),
+		Len: s.Entries(), release: sync.OnceFunc(func() { live.Add(-1) }),
 	}
 }
 
-// Len returns how many entries Entries yields.
-func (snap *Snapshot) Len() uint64 {
-	var n uint64
-	for i := range snap.slab.all() {
-		n += 1 + uint64(len(snap.slab.at(i).more))
-	}
-	return n
-}
+// Release says that the snapshot will not be read any more: the set need not copy what it writes. Once is enough; a
+// snapshot that is never released only costs memory.
+func (snap *Snapshot) Release() { snap.release() }
 
 // Entries yields one entry for each tier that a block lies in, and one for each bare name. The pointer is valid until
 // the next one.

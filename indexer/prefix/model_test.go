@@ -194,7 +194,7 @@ func (w *world) restore(t *rapid.T, a *author) {
 	snap := a.judge.Snapshot()
 	cp := &event.Checkpoint{
 		State:  rapid.SampledFrom([]event.State{event.StateLive, event.StatePartial, event.StateStale, event.StateGone}).Draw(t, "saved state"),
-		Reason: "saved", Digest: snap.Digest, Entries: snap.Len(), Fullest: snap.Fullest,
+		Reason: "saved", Digest: snap.Digest, Entries: snap.Len, Fullest: snap.Fullest,
 	}
 	s := save{object: a.object(t, cp, snap).Bytes(), cp: cp, life: a.shown(t)}
 	a.saved = append(a.saved, s)

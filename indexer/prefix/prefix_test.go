@@ -198,7 +198,7 @@ func TestACheckpointThatCannotBeLoaded(t *testing.T) {
 		}, false},
 		{"with another digest", func(pub *publisher) *bytes.Buffer {
 			snap := pub.judge.Snapshot()
-			return pub.object(t, &event.Checkpoint{Digest: snap.Digest + 1, Entries: snap.Len()}, snap)
+			return pub.object(t, &event.Checkpoint{Digest: snap.Digest + 1, Entries: snap.Len}, snap)
 		}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {

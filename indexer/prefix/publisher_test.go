@@ -100,7 +100,7 @@ func (p *publisher) decode(t tb, enc *event.Encoder) *event.Message {
 func (p *publisher) checkpoint(t tb) *bytes.Buffer {
 	t.Helper()
 	snap := p.judge.Snapshot()
-	return p.object(t, &event.Checkpoint{State: event.StateLive, Digest: snap.Digest, Entries: snap.Len(), Fullest: snap.Fullest}, snap)
+	return p.object(t, &event.Checkpoint{State: event.StateLive, Digest: snap.Digest, Entries: snap.Len, Fullest: snap.Fullest}, snap)
 }
 
 func (p *publisher) object(t tb, cp *event.Checkpoint, snap *resident.Snapshot) *bytes.Buffer {
