@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -70,7 +71,8 @@ type Bus struct {
 	log         *slog.Logger
 	conn        *nats.Conn
 	js          jetstream.JetStream
-	bulk        *nats.Conn // for checkpoints: events must not queue behind them
+	options     []nats.Option
+	bulk        *nats.Conn // for checkpoints, since events must not queue behind them; nil in tools that only look
 	checkpoints jetstream.ObjectStore
 	leases      jetstream.KeyValue
 }
@@ -107,6 +109,15 @@ func Attach(ctx context.Context, cfg Config, name string, log *slog.Logger, opti
 		nats.Name(name), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true),
 		nats.ReconnectWait(250 * time.Millisecond), nats.ReconnectJitter(100*time.Millisecond, 100*time.Millisecond),
 		nats.ReconnectBufSize(64 << 20), nats.PingInterval(5 * time.Second), nats.MaxPingsOutstanding(2),
+	}
+	if cfg.Credentials != "" {
+		opts = append(opts, nats.UserCredentials(cfg.Credentials))
+	}
+	for _, o := range options {
+		o(&opts)
+	}
+	b.options = opts
+	conn, err := nats.Connect(cfg.URL, append(slices.Clone(opts),
 		nats.ConnectHandler(func(*nats.Conn) { log.Info("connected to NATS") }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
@@ -120,23 +131,11 @@ func Attach(ctx context.Context, cfg Config, name string, log *slog.Logger, opti
 				subject = sub.Subject
 			}
 			log.Warn("NATS reports an error", "subject", subject, "err", err)
-		}),
-	}
-	if cfg.Credentials != "" {
-		opts = append(opts, nats.UserCredentials(cfg.Credentials))
-	}
-	for _, o := range options {
-		o(&opts)
-	}
-	conn, err := nats.Connect(cfg.URL, opts...)
+		}))...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to NATS at %s: %w; see that --nats names a server with JetStream", cfg.URL, err)
 	}
 	b.conn = conn
-	if b.bulk, err = nats.Connect(cfg.URL, opts...); err != nil {
-		conn.Close()
-		return nil, fmt.Errorf("connect to NATS at %s: %w", cfg.URL, err)
-	}
 	if err := b.open(ctx); err != nil {
 		b.Close()
 		return nil, err
@@ -180,6 +179,9 @@ func (b *Bus) provide(ctx context.Context) (err error) {
 			return fmt.Errorf("make stream %s: %w; NATS needs JetStream with room on disk", stream.Name, err)
 		}
 	}
+	if b.bulk, err = nats.Connect(b.cfg.URL, b.options...); err != nil {
+		return fmt.Errorf("connect to NATS at %s: %w", b.cfg.URL, err)
+	}
 	bulk, err := jetstream.New(b.bulk)
 	if err != nil {
 		return fmt.Errorf("open JetStream: %w", err)
@@ -203,7 +205,7 @@ func (b *Bus) awaitConnection(ctx context.Context) error {
 	said := false
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	for !b.conn.IsConnected() || !b.bulk.IsConnected() {
+	for !b.conn.IsConnected() {
 		if !said {
 			said = true
 			b.log.Warn("waiting for NATS", "url", b.cfg.URL)
@@ -220,7 +222,9 @@ func (b *Bus) awaitConnection(ctx context.Context) error {
 // Close ends the connection; what was published and not yet acknowledged may be lost.
 func (b *Bus) Close() {
 	b.conn.Close()
-	b.bulk.Close()
+	if b.bulk != nil {
+		b.bulk.Close()
+	}
 }
 
 // Connected reports whether the connection stands.
