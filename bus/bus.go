@@ -74,6 +74,7 @@ type Bus struct {
 	options     []nats.Option
 	bulk        *nats.Conn // for checkpoints, since events must not queue behind them; nil in tools that only look
 	checkpoints jetstream.ObjectStore
+	pace        pace
 	leases      jetstream.KeyValue
 }
 

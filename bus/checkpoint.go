@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -82,7 +84,7 @@ func (b *Bus) PutCheckpoint(ctx context.Context, cp *event.Checkpoint, entries i
 	name := NameOf(cp)
 	r, w := io.Pipe()
 	go func() { w.CloseWithError(event.WriteCheckpoint(w, cp, entries)) }()
-	_, err := b.checkpoints.Put(ctx, jetstream.ObjectMeta{Name: name.String()}, &pacedReader{ctx: ctx, r: r})
+	_, err := b.checkpoints.Put(ctx, jetstream.ObjectMeta{Name: name.String()}, &pacedReader{ctx: ctx, r: r, pace: &b.pace})
 	r.CloseWithError(err) // ends the writer where Put gave up early
 	if err != nil {
 		return fmt.Errorf("store checkpoint %v: %w", name, err)
@@ -102,32 +104,49 @@ func (b *Bus) PutCheckpoint(ctx context.Context, cp *event.Checkpoint, entries i
 	return nil
 }
 
-// pacedReader lets checkpoints through at no more than checkpointRate, so that a large one does not take the processors
-// and the disk from the events.
+// checkpointRate is how fast checkpoints are written, all sources of a bus together, in bytes a second: no faster than
+// they must, so that they do not take the processors and the disk from the events.
+const checkpointRate = 16 << 20
+
+// pace spreads what is written over time.
+type pace struct {
+	mu    sync.Mutex
+	free  time.Time    // when what was let through so far has had its time
+	hurry atomic.Int32 // who wants no waiting
+}
+
+// Hurry lets checkpoints through as fast as they go, until done is called: somebody is stopping.
+func (b *Bus) Hurry() (done func()) {
+	b.pace.hurry.Add(1)
+	return sync.OnceFunc(func() { b.pace.hurry.Add(-1) })
+}
+
+// pacedReader reads no faster than the pace allows.
 type pacedReader struct {
 	ctx  context.Context
 	r    io.Reader
-	debt time.Duration // that reading has run ahead
-	last time.Time
+	pace *pace
 }
 
-// checkpointRate is in bytes a second.
-const checkpointRate = 64 << 20
-
 func (p *pacedReader) Read(b []byte) (int, error) {
-	now := time.Now()
-	p.debt = max(0, p.debt-now.Sub(p.last))
-	p.last = now
-	if p.debt > time.Millisecond {
-		select {
-		case <-time.After(p.debt):
-		case <-p.ctx.Done():
-			return 0, p.ctx.Err()
-		}
-	}
 	n, err := p.r.Read(b)
-	p.debt += time.Duration(n) * time.Second / checkpointRate
-	return n, err
+	p.pace.mu.Lock()
+	now := time.Now()
+	p.pace.free = p.pace.free.Add(time.Duration(n) * time.Second / checkpointRate)
+	if p.pace.free.Before(now) || p.pace.hurry.Load() > 0 {
+		p.pace.free = now
+	}
+	wait := p.pace.free.Sub(now)
+	p.pace.mu.Unlock()
+	if wait < time.Millisecond || err != nil {
+		return n, err
+	}
+	select {
+	case <-time.After(wait):
+		return n, nil
+	case <-p.ctx.Done():
+		return n, p.ctx.Err()
+	}
 }
 
 // Checkpoints lists the checkpoints of every source, newest first.

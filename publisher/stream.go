@@ -322,6 +322,7 @@ func (s *Stream) Run(ctx context.Context) error {
 	group.Go(func() error { return s.writeCheckpoints(late) })
 	group.Go(func() error {
 		<-ctx.Done()
+		defer s.bus.Hurry()()
 		grace, done := context.WithTimeout(late, 4*time.Second)
 		defer done()
 		_, err := s.Settle(grace)

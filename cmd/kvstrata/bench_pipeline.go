@@ -9,12 +9,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"kvstrata/event"
+	"kvstrata/indexer/prefix"
 	"kvstrata/publisher"
 	"kvstrata/subscriber"
 )
@@ -65,12 +67,13 @@ func (c *benchPipelineCmd) Run(a *app) error {
 		return err
 	}
 	defer s.close()
-	if err := s.addPrefix(""); err != nil {
+	watch := make(map[event.Source]*benchSource)
+	if err := s.addPrefix("", func(x *prefix.Index) subscriber.Sink { return watchedIndex{x, watch} }); err != nil {
 		return err
 	}
 	ctx, stop := context.WithCancel(a.ctx)
 	defer stop()
-	sources, err := c.open(ctx, s)
+	sources, err := c.open(ctx, s, watch)
 	if err != nil {
 		return err
 	}
@@ -94,9 +97,61 @@ type benchSource struct {
 	socket *publisher.ZMQ
 	blocks *blockStream
 	done   chan error
+
+	mu       sync.Mutex
+	moved    *sync.Cond // applied grew, or ended
+	applied  uint64     // batches that lookups see
+	ended    bool
+	interval time.Duration // of the open loop; 0 before it
+	began    time.Time     // when its first batch was due
+	first    uint64        // that batch
+	lags     []float64     // in ms, from when a batch was due until lookups saw it
 }
 
-func (c *benchPipelineCmd) open(ctx context.Context, s *stack) ([]*benchSource, error) {
+// watchedIndex tells the sources what lookups see, as soon as they see it.
+type watchedIndex struct {
+	*prefix.Index
+	watch map[event.Source]*benchSource
+}
+
+// Apply applies, and tells.
+func (w watchedIndex) Apply(m *event.Message) (event.Digest, error) {
+	digest, err := w.Index.Apply(m)
+	if b := w.watch[m.Source]; b != nil && err == nil {
+		b.see(uint64(m.Batches[len(m.Batches)-1].Last)+1, time.Now())
+	}
+	return digest, err
+}
+
+func (b *benchSource) see(applied uint64, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for n := max(b.applied, b.first); b.interval > 0 && n < applied; n++ {
+		due := b.began.Add(time.Duration(n-b.first) * b.interval)
+		b.lags = append(b.lags, float64(now.Sub(due).Microseconds())/1000)
+	}
+	b.applied = applied
+	b.moved.Broadcast()
+}
+
+// await waits until the index is no more than so many batches behind.
+func (b *benchSource) await(ctx context.Context, window uint64) error {
+	stop := context.AfterFunc(ctx, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.ended = true
+		b.moved.Broadcast()
+	})
+	defer stop()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for b.socket.Seq() > b.applied+window && !b.ended {
+		b.moved.Wait()
+	}
+	return ctx.Err()
+}
+
+func (c *benchPipelineCmd) open(ctx context.Context, s *stack, watch map[event.Source]*benchSource) ([]*benchSource, error) {
 	var sources []*benchSource
 	var engines []subscriber.EngineConfig
 	for i := range c.Engines {
@@ -113,6 +168,8 @@ func (c *benchPipelineCmd) open(ctx context.Context, s *stack) ([]*benchSource, 
 			source: event.Source{Cluster: event.DefaultCluster, Model: "bench", Instance: strconv.Itoa(i), Origin: event.Engine},
 			socket: socket, blocks: newBlockStream(c.Batch, c.Pool/c.Engines, uint64(i)), done: make(chan error, 1),
 		}
+		src.moved = sync.NewCond(&src.mu)
+		watch[src.source] = src // before the consumer runs
 		go func() { src.done <- socket.Run(ctx) }()
 		select {
 		case <-socket.Ready():
@@ -137,7 +194,7 @@ func (c *benchPipelineCmd) measure(ctx context.Context, s *stack, sources []*ben
 	var sent atomic.Uint64
 	for _, src := range sources {
 		group.Go(func() error {
-			n, err := src.closedLoop(groupCtx, s, each)
+			n, err := src.closedLoop(groupCtx, each)
 			sent.Add(n)
 			return err
 		})
@@ -146,7 +203,7 @@ func (c *benchPipelineCmd) measure(ctx context.Context, s *stack, sources []*ben
 		return nil, err
 	}
 	ceiling := float64(sent.Load()) / time.Since(began).Seconds()
-	lags, keptUp, err := c.openLoop(ctx, s, sources, ceiling/2)
+	lags, keptUp, err := c.openLoop(ctx, sources, ceiling/2)
 	if err != nil {
 		return nil, err
 	}
@@ -171,10 +228,12 @@ func (c *benchPipelineCmd) measure(ctx context.Context, s *stack, sources []*ben
 }
 
 // closedLoop sends so many block events, and returns once the index has applied them.
-func (b *benchSource) closedLoop(ctx context.Context, s *stack, events int) (sent uint64, err error) {
-	for int(sent) < events {
-		if err := b.await(ctx, s, benchWindow); err != nil {
-			return sent, err
+func (b *benchSource) closedLoop(ctx context.Context, events int) (sent uint64, err error) {
+	for n := 0; int(sent) < events; n++ {
+		if n%(benchWindow/8) == 0 {
+			if err := b.await(ctx, benchWindow*7/8); err != nil {
+				return sent, err
+			}
 		}
 		batch := b.blocks.next()
 		sent += uint64(batch.Blocks())
@@ -182,82 +241,45 @@ func (b *benchSource) closedLoop(ctx context.Context, s *stack, events int) (sen
 			return sent, err
 		}
 	}
-	return sent, b.await(ctx, s, 0)
+	return sent, b.await(ctx, 0)
 }
 
-// await waits until the index is no more than so many batches behind.
-func (b *benchSource) await(ctx context.Context, s *stack, window uint64) error {
-	for b.socket.Seq() > b.applied(s)+window {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(200 * time.Microsecond):
-		}
-	}
-	return nil
-}
-
-func (b *benchSource) applied(s *stack) uint64 {
-	if _, seq, started := s.index.Seq(b.source); started {
-		return uint64(seq) + 1
-	}
-	return 0
-}
-
-// openLoop sends batches when they are due, and returns each one's visible lag in milliseconds and whether the index
-// was done within 10 % of the time.
-func (c *benchPipelineCmd) openLoop(ctx context.Context, s *stack, sources []*benchSource, rate float64) ([]float64, bool, error) {
+// openLoop sends batches at fixed times, and returns each one's visible lag and whether the index was done within 10 %
+// of the time.
+func (c *benchPipelineCmd) openLoop(ctx context.Context, sources []*benchSource, rate float64) (lags []float64, keptUp bool, err error) {
 	perBatch := float64(2 * c.Batch) // in the steady state a batch stores and evicts as many
 	interval := time.Duration(float64(time.Second) * perBatch * float64(len(sources)) / rate)
 	began := time.Now()
-	all := make([][]float64, len(sources))
 	group, ctx := errgroup.WithContext(ctx)
-	for i, src := range sources {
-		due := make(chan time.Time, 1<<20)
+	for _, src := range sources {
+		src.mu.Lock()
+		src.began, src.first, src.interval = began, src.socket.Seq(), interval
+		src.mu.Unlock()
 		group.Go(func() error {
-			defer close(due)
-			for at := began; time.Since(began) < c.LagFor; at = at.Add(interval) {
-				if err := sleepUntil(ctx, at); err != nil {
-					return err
-				}
-				due <- at
-				if err := src.socket.PublishWait(ctx, src.blocks.next()); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		group.Go(func() error {
-			seq := src.applied(s)
-			for at := range due {
-				for src.applied(s) <= seq {
-					select {
-					case <-ctx.Done():
-						return ctx.Err()
-					case <-time.After(100 * time.Microsecond):
+			tick := time.NewTicker(time.Millisecond) // what falls due within it is sent together, and its lag counts from when it was due
+			defer tick.Stop()
+			for sent := 0; time.Since(began) < c.LagFor; {
+				for ; time.Duration(sent)*interval <= time.Since(began); sent++ {
+					if err := src.socket.PublishWait(ctx, src.blocks.next()); err != nil {
+						return err
 					}
 				}
-				seq++
-				all[i] = append(all[i], float64(time.Since(at).Microseconds())/1000)
+				select {
+				case <-tick.C:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
 			}
-			return nil
+			return src.await(ctx, 0)
 		})
 	}
-	err := group.Wait()
-	return slices.Concat(all...), time.Since(began) < c.LagFor*11/10, err
-}
-
-func sleepUntil(ctx context.Context, at time.Time) error {
-	wait := time.Until(at)
-	if wait < 50*time.Microsecond {
-		return ctx.Err()
+	if err := group.Wait(); err != nil {
+		return nil, false, err
 	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(wait):
-		return nil
+	for _, src := range sources {
+		lags = append(lags, src.lags...)
 	}
+	return lags, time.Since(began) < c.LagFor*11/10, nil
 }
 
 func quantile(sorted []float64, q float64) float64 {

@@ -66,7 +66,7 @@ func (c *demoCmd) Run(a *app) (err error) {
 		return err
 	}
 	defer s.close()
-	if err := s.addPrefix(c.HashKey); err != nil {
+	if err := s.addPrefix(c.HashKey, nil); err != nil {
 		return err
 	}
 	// The engines run under a context of their own: they stop first.

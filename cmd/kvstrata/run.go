@@ -51,7 +51,7 @@ func (c *runCmd) Run(a *app) error {
 		case "subscriber":
 			err = s.addSubscriber(c.edgeFlags.subscriber(), engines)
 		case "prefix":
-			err = s.addPrefix(c.HashKey)
+			err = s.addPrefix(c.HashKey, nil)
 		}
 		if err != nil {
 			return err

@@ -118,15 +118,19 @@ func newStack(a *app, flags natsFlags, dir string) (*stack, error) {
 	return s, nil
 }
 
-// addPrefix adds the prefix index.
-func (s *stack) addPrefix(hashKey string) error {
+// addPrefix adds the prefix index. wrap, which may be nil, stands between it and the stream.
+func (s *stack) addPrefix(hashKey string, wrap func(*prefix.Index) subscriber.Sink) error {
 	cfg := prefix.DefaultConfig()
 	cfg.HashKey = hashKey
 	s.index = prefix.New(cfg)
 	if err := s.registry.Register(s.index); err != nil {
 		return fmt.Errorf("register index metrics: %w", err)
 	}
-	s.consumer = subscriber.NewConsumer(subscriber.DefaultConsumerConfig(), s.bus, s.index, "prefix", s.app.log, s.registry)
+	var sink subscriber.Sink = s.index
+	if wrap != nil {
+		sink = wrap(s.index)
+	}
+	s.consumer = subscriber.NewConsumer(subscriber.DefaultConsumerConfig(), s.bus, sink, "prefix", s.app.log, s.registry)
 	s.handlers["/v1/"] = s.index.Handler()
 	s.ready = append(s.ready, server.Ready{Name: "prefix", Check: func() error {
 		if !s.consumer.CaughtUp() {
