@@ -103,13 +103,13 @@ class Session:
         time.sleep(0.1)
         return {}
 
-    def publish(self, events=None, ts=None, n=1, drop=False):
-        """Publishes n batches of the events, or of a made-up block each."""
+    def publish(self, events=None, ts=None, n=1, pad=0, drop=False):
+        """Publishes n batches of the events, or of a made-up block each, padded by so many bytes."""
         tap = self.publisher._pub
         tap.swallow = drop
         first, batches, lacking = self.next_seq, [], set()
         for _ in range(n):
-            docs = events if events is not None else [made_up(self.next_seq)]
+            docs = events if events is not None else [made_up(self.next_seq, pad)]
             batch, missing = kv.batch_from_json(time.time() if ts is None else ts, docs)
             lacking.update(missing)
             self.publisher.publish(batch)
@@ -150,14 +150,15 @@ class Session:
         return {}
 
 
-def made_up(seq: int) -> dict:
-    """Describes a GPU block that no other seq has."""
+def made_up(seq: int, pad: int) -> dict:
+    """Describes a GPU block that no other seq has; the padding is its adapter's name."""
     return {
         "type": "BlockStored",
         "block_hashes": [1_000_000 + seq],
         "token_ids": list(range(seq, seq + 16)),
         "block_size": 16,
         "medium": "GPU",
+        "lora_name": "x" * pad or None,
     }
 
 

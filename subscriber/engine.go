@@ -162,7 +162,9 @@ func (e *engine) take(now time.Time, in *input) []recovery.Action {
 		e.log.Info("engine connected", "endpoint", e.cfg.Endpoint)
 		return e.machine.Connected(now)
 	case peerDisconnected:
-		e.log.Warn("engine connection lost; reconnecting", "endpoint", e.cfg.Endpoint)
+		if e.machine.IsConnected() { // libzmq tells failed attempts too
+			e.log.Warn("engine connection lost; reconnecting", "endpoint", e.cfg.Endpoint)
+		}
 		return e.machine.Disconnected(now)
 	default:
 		if e.strays++; e.strays == 1 {

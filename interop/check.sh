@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Everything of this folder, against the releases that setup.sh installs by default: that the golden files are what
+# vLLM's own code yields, and that kvstrata and vLLM understand one another. Ends with go test's closing lines.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+./setup.sh new old
+"${PYTHON:-python3}" golden.py --check new old
+# The tests mostly wait, so more of them run at once than there are processors.
+CI=1 go test -race -shuffle=on -count=1 -parallel=6 "$@" .

@@ -1,0 +1,6 @@
+// Package interop checks kvstrata against the real vLLM: its event publisher, event classes and decoder, unmodified, in
+// each of the two releases whose wire forms differ. publish.py and subscribe.py drive them, README.md describes those;
+// the tests drive the Python and, on our side, the real subscriber, NATS server, consumer, index, publisher and binary.
+//
+// check.sh runs everything.
+package interop
