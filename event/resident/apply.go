@@ -89,7 +89,7 @@ func (s *Set) applyEvicted(b *event.Batch, ev *event.Event) error {
 			continue
 		}
 		at, ok := s.index.get(key{bl.Hash, ev.Group.Index()})
-		if !ok || !known || s.slab.at(at).copies(tier) == 0 {
+		if !ok || !known || s.slab.copies(at, tier) == 0 {
 			return &InvariantError{b.First, bl.Hash, "no copy to take"}
 		}
 		s.fall(at, tier)

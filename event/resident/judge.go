@@ -143,7 +143,7 @@ func (s *Set) judgeStored(b *event.Batch, ev *event.Event) {
 		} else if at >= 0 && s.slab.at(at).prefix != 0 {
 			s.told = append(s.told, at) // a placeholder says nothing of the chain: a run of its own does
 		}
-		if counts && !(s.cfg.AsSet && s.slab.at(at).copies(tier) > 0) {
+		if counts && !(s.cfg.AsSet && s.slab.copies(at, tier) > 0) {
 			bl.Effect = +1
 			s.rise(at, tier, b.Time)
 		}
@@ -209,11 +209,9 @@ func (s *Set) describe(at int32, ev *event.Event, i int, seed uint64) {
 	}
 	switch {
 	case i > 0:
-		r.parent = ev.Blocks[i-1].Hash.Clone()
-		r.flags |= recParent
+		s.slab.setParent(at, ev.Blocks[i-1].Hash.Clone())
 	case ev.HasParent:
-		r.parent = ev.Parent.Clone()
-		r.flags |= recParent
+		s.slab.setParent(at, ev.Parent.Clone())
 	}
 }
 
@@ -229,7 +227,7 @@ func (s *Set) judgeEvicted(b *event.Batch, ev *event.Event) {
 		if !ev.Locality.Here() {
 			continue
 		}
-		if !ok || !known || s.slab.at(at).copies(tier) == 0 {
+		if !ok || !known || s.slab.copies(at, tier) == 0 {
 			s.note(evictedAbsent, b, bl.Hash)
 			continue
 		}
@@ -249,7 +247,7 @@ func (s *Set) nameOrphans(b *event.Batch) {
 		if parent.prefix == 0 { // forgotten since, within this batch
 			continue
 		}
-		k := key{parent.hash, parent.group}
+		k := key{s.slab.hash(s.named[n]), parent.group}
 		list := s.waiting[k]
 		delete(s.waiting, k)
 		s.orphans -= len(list)
@@ -258,7 +256,7 @@ func (s *Set) nameOrphans(b *event.Batch) {
 			local := r.local
 			r.local = 0
 			if r.seed != parent.seed || r.blockSize != parent.blockSize || (r.flags^parent.flags)&recEagle != 0 {
-				s.note(seedDiffers, b, r.hash)
+				s.note(seedDiffers, b, s.slab.hash(i))
 				continue
 			}
 			s.name(i, event.Chain(parent.prefix, local))
@@ -282,22 +280,22 @@ func (s *Set) appendNames(b *event.Batch) {
 		}
 		seen[i] = true
 		tier := event.GPU
-		if r.resident() {
+		if s.slab.resident(i) {
 			tier = s.tiers[r.first.tier].Tier
 		}
 		continues := run != nil && run.Tier == tier && run.Group.Index() == r.group && r.flags&recParent != 0 &&
-			r.seed == run.Seed && run.Blocks[len(run.Blocks)-1].Hash == r.parent
+			r.seed == run.Seed && run.Blocks[len(run.Blocks)-1].Hash == s.slab.parent(i)
 		if !continues {
 			b.Events = append(b.Events, event.Event{
 				Kind: event.Stored, Tier: tier, Group: s.groupAsTold(r.group), LoRAID: event.NoLoRAID, Seed: r.seed,
-				BlockSize: r.blockSize, Eagle: r.flags&recEagle != 0, HasParent: r.flags&recParent != 0, Parent: r.parent,
+				BlockSize: r.blockSize, Eagle: r.flags&recEagle != 0, HasParent: r.flags&recParent != 0, Parent: s.slab.parent(i),
 			})
 			run = &b.Events[len(b.Events)-1]
 			s.describeGroup(run)
 			s.noteGroup(run) // as its followers will
 			run.Blocks = blocks[len(blocks):len(blocks):cap(blocks)]
 		}
-		blocks = append(blocks, event.Block{Hash: r.hash, Prefix: r.prefix, Copies: -1, Age: -1})
+		blocks = append(blocks, event.Block{Hash: s.slab.hash(i), Prefix: r.prefix, Copies: -1, Age: -1})
 		run.Blocks = run.Blocks[:len(run.Blocks)+1]
 	}
 }

@@ -152,18 +152,17 @@ func (s *Set) Clear() {
 // zero takes every copy out of every record, telling the observer.
 func (s *Set) zero() {
 	for i := range s.slab.all() {
-		r := s.slab.at(i)
-		if !r.resident() {
+		if !s.slab.resident(i) {
 			continue
 		}
-		for h := range r.holdings() {
+		for h := range s.slab.holdings(i) {
 			if h.copies > 0 {
-				s.tell(r, h.tier, -1)
+				s.tell(s.slab.at(i), h.tier, -1)
 			}
 		}
-		r = s.slab.edit(i)
-		s.spread -= len(r.more)
-		r.first.copies, r.more = 0, nil
+		s.spread -= len(s.slab.more(i))
+		s.slab.setMore(i, nil)
+		s.slab.edit(i).first.copies = 0
 		s.retire(i)
 	}
 }
@@ -187,7 +186,7 @@ func (s *Set) Copied(h event.BlockHash, g event.Group, tier event.Tier) uint32 {
 	if !ok || !known {
 		return 0
 	}
-	return s.slab.at(i).copies(t)
+	return s.slab.copies(i, t)
 }
 
 func (s *Set) tierNames() []event.Tier {
@@ -251,11 +250,11 @@ func (s *Set) rise(i int32, tier uint16, now event.Time) {
 	if r.flags&recQueued != 0 {
 		s.names.remove(&s.slab, i)
 	}
-	s.digest += event.Mix64(r.hash, event.Group(r.group), s.tiers[tier].Tier)
+	s.digest += event.Mix64(s.slab.hash(i), event.Group(r.group), s.tiers[tier].Tier)
 	s.tiers[tier].Copies++
-	s.spread -= len(r.more)
-	copies := r.add(tier, now)
-	s.spread += len(r.more)
+	s.spread -= len(s.slab.more(i))
+	copies := s.slab.add(i, tier, now)
+	s.spread += len(s.slab.more(i))
 	if copies == 1 {
 		s.tiers[tier].Blocks++
 		s.fullest = max(s.fullest, s.records-s.names.length)
@@ -266,32 +265,33 @@ func (s *Set) rise(i int32, tier uint16, now event.Time) {
 // repeat adds n further copies of record i to a tier that has one.
 func (s *Set) repeat(i int32, tier uint16, n uint32) {
 	r := s.slab.edit(i)
-	s.digest += event.Digest(n) * event.Mix64(r.hash, event.Group(r.group), s.tiers[tier].Tier)
+	s.digest += event.Digest(n) * event.Mix64(s.slab.hash(i), event.Group(r.group), s.tiers[tier].Tier)
 	s.tiers[tier].Copies += uint64(n)
 	if r.first.tier == tier {
 		r.first.copies += n
 		return
 	}
-	r.more = slices.Clone(r.more)
-	for j := range r.more {
-		if r.more[j].tier == tier {
-			r.more[j].copies += n
+	more := slices.Clone(s.slab.more(i))
+	for j := range more {
+		if more[j].tier == tier {
+			more[j].copies += n
 		}
 	}
+	s.slab.setMore(i, more)
 }
 
 // fall takes a copy of record i out of a tier that has one, and returns what is left and when it was stored.
 func (s *Set) fall(i int32, tier uint16) (left uint32, stored event.Time) {
 	r := s.slab.edit(i)
-	s.digest -= event.Mix64(r.hash, event.Group(r.group), s.tiers[tier].Tier)
+	s.digest -= event.Mix64(s.slab.hash(i), event.Group(r.group), s.tiers[tier].Tier)
 	s.tiers[tier].Copies--
-	s.spread -= len(r.more)
-	left, stored = r.take(tier)
-	s.spread += len(r.more)
+	s.spread -= len(s.slab.more(i))
+	left, stored = s.slab.take(i, tier)
+	s.spread += len(s.slab.more(i))
 	if left == 0 {
 		s.tiers[tier].Blocks--
 		s.tell(r, tier, -1)
-		if !r.resident() {
+		if !s.slab.resident(i) {
 			s.retire(i)
 		}
 	}
@@ -308,7 +308,7 @@ func (s *Set) name(i int32, prefix event.PrefixHash) bool {
 		s.unwait(i)
 	}
 	r.prefix, r.local = prefix, 0
-	for h := range r.holdings() {
+	for h := range s.slab.holdings(i) {
 		if h.copies > 0 {
 			s.tell(r, h.tier, +1)
 		}
@@ -335,7 +335,8 @@ func (s *Set) record(h event.BlockHash, g event.Group) int32 {
 	k.hash = k.hash.Clone()
 	i := s.slab.alloc()
 	r := s.slab.edit(i)
-	r.hash, r.group, r.flags = k.hash, k.group, recUsed
+	r.group, r.flags = k.group, recUsed
+	s.slab.setHash(i, k.hash)
 	s.index.put(k, i)
 	s.records++
 	return i
@@ -362,7 +363,7 @@ func (s *Set) forget(i int32) {
 	if r.local != 0 {
 		s.unwait(i)
 	}
-	s.index.remove(key{r.hash, r.group})
+	s.index.remove(key{s.slab.hash(i), r.group})
 	s.slab.free(i)
 	s.records--
 }
@@ -373,7 +374,7 @@ func (s *Set) wait(i int32) bool {
 		return false
 	}
 	r := s.slab.at(i)
-	k := key{r.parent, r.group}
+	k := key{s.slab.parent(i), r.group}
 	s.waiting[k] = append(s.waiting[k], i)
 	s.orphans++
 	return true
@@ -381,7 +382,7 @@ func (s *Set) wait(i int32) bool {
 
 func (s *Set) unwait(i int32) {
 	r := s.slab.at(i)
-	k := key{r.parent, r.group}
+	k := key{s.slab.parent(i), r.group}
 	list := s.waiting[k]
 	at := slices.Index(list, i)
 	if at < 0 {

@@ -21,7 +21,7 @@ const blockSize = 4
 func stored(parent uint64, first uint32, hashes ...uint64) event.Event {
 	ev := event.Event{
 		Kind: event.Stored, Tier: event.GPU, Group: event.NoGroup, BlockSize: blockSize, LoRAID: event.NoLoRAID,
-		HasParent: parent != 0, Parent: event.IntHash(parent),
+		HasParent: parent != 0, Parent: hash(parent),
 	}
 	for i, h := range hashes {
 		ev.Blocks = append(ev.Blocks, raw(h))
@@ -40,7 +40,15 @@ func evicted(tier event.Tier, hashes ...uint64) event.Event {
 	return ev
 }
 
-func raw(h uint64) event.Block { return event.Block{Hash: event.IntHash(h), Copies: -1, Age: -1} }
+func raw(h uint64) event.Block { return event.Block{Hash: hash(h), Copies: -1, Age: -1} }
+
+// hash returns block h's hash: from 200 on, bytes too many for an integer.
+func hash(h uint64) event.BlockHash {
+	if h < 200 {
+		return event.IntHash(h)
+	}
+	return event.BytesHash(fmt.Sprintf("%032d", h))
+}
 
 func batch(seq event.Seq, events ...event.Event) *event.Batch {
 	return &event.Batch{

@@ -57,26 +57,35 @@ func (t *table) remove(k key) {
 
 // Flags of a record.
 const (
-	recUsed   uint8 = 1 << iota
-	recParent       // parent means something
-	recEagle
-	recQueued // in the queue of names
+	recUsed       uint8 = 1 << iota
+	recParent           // it has a parent
+	recEagle            //
+	recQueued           // in the queue of names
+	recLongHash         // the hash is no integer: it lies in the extra
+	recLongParent       // the parent's likewise
+	recSpread           // copies in more than one tier: the further ones lie in the extra
 )
 
-// record is what is known of one (hash, group).
+// record is what is known of one (hash, group). It holds no pointer, so that the collector need not walk the slab.
 type record struct {
-	hash      event.BlockHash
-	parent    event.BlockHash
+	hash      uint64
+	parent    uint64
 	prefix    event.PrefixHash // 0 = unknown
 	local     uint64           // while the prefix is unknown only because the parent's is
 	seed      uint64           // sealed
 	first     holding          // the only one, mostly
-	more      []holding        // in further tiers; never changed in place, since snapshots share it
 	group     uint32
 	blockSize uint32
 	older     int32 // neighbours in the queue of names, or the next free record
 	newer     int32
 	flags     uint8
+}
+
+// extra is what few records need.
+type extra struct {
+	hash   event.BlockHash
+	parent event.BlockHash
+	more   []holding // in further tiers; never changed in place, since snapshots share it
 }
 
 // holding is the copies in one tier.
@@ -86,12 +95,72 @@ type holding struct {
 	tier   uint16
 }
 
-func (r *record) holdings() iter.Seq[holding] {
+// hash returns what the engine calls the block of record i.
+func (s *slab) hash(i int32) event.BlockHash {
+	if r := s.at(i); r.flags&recLongHash == 0 {
+		return event.IntHash(r.hash)
+	}
+	return s.extra(i).hash
+}
+
+func (s *slab) setHash(i int32, h event.BlockHash) {
+	r := s.edit(i)
+	if n, isInt := h.Int(); isInt {
+		r.hash = n
+		return
+	}
+	r.flags |= recLongHash
+	s.editExtra(i).hash = h
+}
+
+// parent returns the block before record i's, if recParent says that there is one.
+func (s *slab) parent(i int32) event.BlockHash {
+	if r := s.at(i); r.flags&recLongParent == 0 {
+		return event.IntHash(r.parent)
+	}
+	return s.extra(i).parent
+}
+
+func (s *slab) setParent(i int32, h event.BlockHash) {
+	r := s.edit(i)
+	r.flags |= recParent
+	if n, isInt := h.Int(); isInt {
+		r.parent = n
+		r.flags &^= recLongParent
+		return
+	}
+	r.flags |= recLongParent
+	s.editExtra(i).parent = h
+}
+
+// more returns the holdings of record i beyond the first.
+func (s *slab) more(i int32) []holding {
+	if s.at(i).flags&recSpread == 0 {
+		return nil
+	}
+	return s.extra(i).more
+}
+
+func (s *slab) setMore(i int32, more []holding) {
+	r := s.edit(i)
+	if len(more) == 0 {
+		if r.flags&recSpread != 0 {
+			r.flags &^= recSpread
+			s.editExtra(i).more = nil
+		}
+		return
+	}
+	r.flags |= recSpread
+	s.editExtra(i).more = more
+}
+
+// holdings yields the copies of record i, tier by tier; the first may have none.
+func (s *slab) holdings(i int32) iter.Seq[holding] {
 	return func(yield func(holding) bool) {
-		if !yield(r.first) {
+		if !yield(s.at(i).first) {
 			return
 		}
-		for _, h := range r.more {
+		for _, h := range s.more(i) {
 			if !yield(h) {
 				return
 			}
@@ -99,21 +168,28 @@ func (r *record) holdings() iter.Seq[holding] {
 	}
 }
 
-func (r *record) copies(tier uint16) uint32 {
-	for h := range r.holdings() {
-		if h.tier == tier && h.copies > 0 {
+func (s *slab) copies(i int32, tier uint16) uint32 {
+	r := s.at(i)
+	if r.first.tier == tier && r.first.copies > 0 {
+		return r.first.copies
+	}
+	for _, h := range s.more(i) {
+		if h.tier == tier {
 			return h.copies
 		}
 	}
 	return 0
 }
 
-func (r *record) resident() bool { return r.first.copies > 0 || len(r.more) > 0 }
+func (s *slab) resident(i int32) bool {
+	r := s.at(i)
+	return r.first.copies > 0 || r.flags&recSpread != 0
+}
 
-// add adds a copy and returns how many there are. A record may be edited in place; its list of further holdings is
-// replaced.
-func (r *record) add(tier uint16, now event.Time) uint32 {
-	if r.first.copies == 0 && len(r.more) == 0 {
+// add adds a copy and returns how many there are.
+func (s *slab) add(i int32, tier uint16, now event.Time) uint32 {
+	r := s.edit(i)
+	if !s.resident(i) {
 		r.first = holding{stored: now, copies: 1, tier: tier}
 		return 1
 	}
@@ -121,41 +197,43 @@ func (r *record) add(tier uint16, now event.Time) uint32 {
 		r.first.copies++
 		return r.first.copies
 	}
-	more := append(make([]holding, 0, len(r.more)+1), r.more...)
-	for i := range more {
-		if more[i].tier == tier {
-			more[i].copies++
-			r.more = more
-			return more[i].copies
+	more := slices.Clone(s.more(i))
+	for j := range more {
+		if more[j].tier == tier {
+			more[j].copies++
+			s.setMore(i, more)
+			return more[j].copies
 		}
 	}
-	r.more = append(more, holding{stored: now, copies: 1, tier: tier})
+	s.setMore(i, append(more, holding{stored: now, copies: 1, tier: tier}))
 	return 1
 }
 
 // take takes a copy from a tier that has one.
-func (r *record) take(tier uint16) (left uint32, stored event.Time) {
+func (s *slab) take(i int32, tier uint16) (left uint32, stored event.Time) {
+	r := s.edit(i)
 	if r.first.tier == tier && r.first.copies > 0 {
 		r.first.copies--
 		left, stored = r.first.copies, r.first.stored
-		if left == 0 && len(r.more) > 0 {
-			r.first, r.more = r.more[0], append([]holding(nil), r.more[1:]...)
+		if more := s.more(i); left == 0 && len(more) > 0 {
+			r.first = more[0]
+			s.setMore(i, slices.Clone(more[1:]))
 		}
 		return left, stored
 	}
-	more := append([]holding(nil), r.more...)
-	for i := range more {
-		if more[i].tier != tier {
+	more := slices.Clone(s.more(i))
+	for j := range more {
+		if more[j].tier != tier {
 			continue
 		}
-		more[i].copies--
-		left, stored = more[i].copies, more[i].stored
+		more[j].copies--
+		left, stored = more[j].copies, more[j].stored
 		if left == 0 {
-			more = append(more[:i], more[i+1:]...)
+			more = slices.Delete(more, j, j+1)
 		}
 		break
 	}
-	r.more = more
+	s.setMore(i, more)
 	return left, stored
 }
 
@@ -164,8 +242,10 @@ const (
 	chunkSize = 1 << chunkBits
 )
 
-// chunk is a run of records that snapshots share until it is written.
+// chunk is a run of records that snapshots share until it is written. The pointer stands first: the collector looks no
+// further.
 type chunk struct {
+	extras     *[chunkSize]extra // nil while no record of the chunk needs one
 	generation uint32
 	records    [chunkSize]record
 }
@@ -182,6 +262,18 @@ type slab struct {
 
 func (s *slab) at(i int32) *record { return &s.chunks[i>>chunkBits].records[i&(chunkSize-1)] }
 
+func (s *slab) extra(i int32) *extra { return &s.chunks[i>>chunkBits].extras[i&(chunkSize-1)] }
+
+// editExtra returns the extra of a record to be written.
+func (s *slab) editExtra(i int32) *extra {
+	s.edit(i)
+	c := s.chunks[i>>chunkBits]
+	if c.extras == nil {
+		c.extras = new([chunkSize]extra)
+	}
+	return &c.extras[i&(chunkSize-1)]
+}
+
 // edit returns a record to be written.
 func (s *slab) edit(i int32) *record {
 	c := s.chunks[i>>chunkBits]
@@ -189,6 +281,10 @@ func (s *slab) edit(i int32) *record {
 		if s.snapshots.Load() > 0 {
 			own := *c
 			c = &own
+			if c.extras != nil {
+				extras := *c.extras
+				c.extras = &extras
+			}
 			s.chunks[i>>chunkBits] = c
 		}
 		c.generation = s.generation
@@ -212,7 +308,11 @@ func (s *slab) alloc() int32 {
 }
 
 func (s *slab) free(i int32) {
-	*s.edit(i) = record{older: s.freeList}
+	r := s.edit(i)
+	if r.flags&(recLongHash|recLongParent|recSpread) != 0 {
+		*s.editExtra(i) = extra{}
+	}
+	*r = record{older: s.freeList}
 	s.freeList = i + 1
 }
 

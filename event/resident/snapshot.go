@@ -42,23 +42,37 @@ func (snap *Snapshot) Release() { snap.release() }
 func (snap *Snapshot) Entries() iter.Seq[*event.Entry] {
 	return func(yield func(*event.Entry) bool) {
 		var e event.Entry
-		for i := range snap.slab.all() {
+		for i := range snap.slab.used {
 			r := snap.slab.at(i)
-			for h := range r.holdings() {
-				e = event.Entry{
-					Hash: r.hash, Group: event.Group(r.group), Copies: h.copies, Prefix: r.prefix, Local: r.local,
-					HasParent: r.flags&recParent != 0, Parent: r.parent, Seed: r.seed, BlockSize: r.blockSize,
-					Eagle: r.flags&recEagle != 0,
-				}
-				if h.copies > 0 {
-					e.Tier, e.Stored = snap.tiers[h.tier], h.stored
-				}
-				if !yield(&e) {
+			if r.flags&recUsed == 0 {
+				continue
+			}
+			e = event.Entry{
+				Hash: snap.slab.hash(i), Group: event.Group(r.group), Prefix: r.prefix, Local: r.local,
+				HasParent: r.flags&recParent != 0, Seed: r.seed, BlockSize: r.blockSize, Eagle: r.flags&recEagle != 0,
+			}
+			if e.HasParent {
+				e.Parent = snap.slab.parent(i)
+			}
+			if !snap.yield(&e, r.first, yield) {
+				return
+			}
+			for _, h := range snap.slab.more(i) {
+				if !snap.yield(&e, h, yield) {
 					return
 				}
 			}
 		}
 	}
+}
+
+// yield completes an entry by the copies in one tier, and yields it.
+func (snap *Snapshot) yield(e *event.Entry, h holding, yield func(*event.Entry) bool) bool {
+	e.Copies, e.Tier, e.Stored = h.copies, "", 0
+	if h.copies > 0 {
+		e.Tier, e.Stored = snap.tiers[h.tier], h.stored
+	}
+	return yield(e)
 }
 
 // Load makes the set what a checkpoint object says, and returns its header. On an error the set is of no use until the
@@ -87,9 +101,9 @@ func (s *Set) add(e *event.Entry) {
 	at := s.record(e.Hash, e.Group)
 	r := s.slab.edit(at)
 	if !known { // the first row of a block describes it: what rises under one description falls under it
-		r.seed, r.blockSize, r.parent = e.Seed, e.BlockSize, e.Parent.Clone()
+		r.seed, r.blockSize = e.Seed, e.BlockSize
 		if e.HasParent {
-			r.flags |= recParent
+			s.slab.setParent(at, e.Parent.Clone())
 		}
 		if e.Eagle {
 			r.flags |= recEagle
