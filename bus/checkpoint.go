@@ -42,8 +42,10 @@ func (n CheckpointName) String() string {
 // Compare orders names, older first: the higher fence judged later, whatever epoch it saw.
 func (n CheckpointName) Compare(other CheckpointName) int {
 	for _, pair := range [][2]uint64{
-		{uint64(n.Fence), uint64(other.Fence)}, {uint64(n.Epoch), uint64(other.Epoch)},
-		{uint64(n.Seq), uint64(other.Seq)}, {n.Write, other.Write},
+		{uint64(n.Fence), uint64(other.Fence)},
+		{uint64(n.Epoch), uint64(other.Epoch)},
+		{uint64(n.Seq), uint64(other.Seq)},
+		{n.Write, other.Write},
 	} {
 		if pair[0] != pair[1] {
 			if pair[0] < pair[1] {

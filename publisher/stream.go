@@ -225,11 +225,15 @@ func (s *Stream) transmit(m *message) {
 	m.future = future
 }
 
-// Status publishes a status message behind all batches published so far.
+// Status publishes a status message behind all batches published so far. While there is no room for batches, there is
+// none for it: a later one will tell more.
 func (s *Stream) Status(st *event.Status) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.flush()
+	if s.bytes >= s.cfg.MaxPending {
+		return nil
+	}
 	st.Source, st.Fence = s.source, s.fence
 	s.addDrops(&st.Ledger)
 	payload, err := event.MarshalStatus(st)

@@ -54,8 +54,11 @@ func (c *engineCollector) Collect(ch chan<- prometheus.Metric) {
 			way event.Way
 			n   uint64
 		}{
-			{event.Live, st.Ledger.Live}, {event.Recovered, st.Ledger.Recovered}, {event.Held, st.Ledger.Held},
-			{event.Asked, st.Ledger.Asked}, {event.Lost, st.Ledger.Lost},
+			{event.Live, st.Ledger.Live},
+			{event.Recovered, st.Ledger.Recovered},
+			{event.Held, st.Ledger.Held},
+			{event.Asked, st.Ledger.Asked},
+			{event.Lost, st.Ledger.Lost},
 		} {
 			put(c.sequences, prometheus.CounterValue, float64(w.n), w.way.String())
 		}
