@@ -231,6 +231,9 @@ func (b *Bus) Close() {
 // Connected reports whether the connection stands.
 func (b *Bus) Connected() bool { return b.conn.IsConnected() }
 
+// Reconnects returns how often the connection was lost and made again.
+func (b *Bus) Reconnects() uint64 { return b.conn.Stats().Reconnects }
+
 // Position returns where the event stream ends, with its identity.
 func (b *Bus) Position(ctx context.Context) (event.Position, error) {
 	stream, err := b.js.Stream(ctx, EventStream)

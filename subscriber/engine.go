@@ -35,6 +35,8 @@ type engine struct {
 	epoch   event.Epoch
 	stream  Stream
 
+	complained time.Time
+	noted      int // oddities told in the log
 	strays     uint64
 	otherRank  uint64
 	lookedAt   time.Time // the state was compared with what was told
@@ -212,8 +214,9 @@ func (e *engine) apply(ctx context.Context, now time.Time, a *recovery.Action) {
 	b.Reason = ""
 	if err := e.decoder.Decode(a.Frame.Data, b); err != nil {
 		reason := fmt.Sprintf("malformed batch: %v", err)
-		e.log.Warn("batch can't be decoded; its blocks are lost", "seq", a.Frame.Seq, "err", err)
 		e.ledger.Malformed++
+		e.complain(now, "batches can't be decoded; their blocks are lost", "seq", a.Frame.Seq, "malformed", e.ledger.Malformed,
+			"err", err, "hint", e.dialectHint())
 		e.machine.Malformed(reason)
 		e.lose(ctx, now, a.Frame.Seq, a.Frame.Seq, reason)
 		return
@@ -241,6 +244,24 @@ func (e *engine) apply(ctx context.Context, now time.Time, a *recovery.Action) {
 		e.machine.Filled()
 	}
 	e.publish(ctx, b)
+}
+
+// complainEvery is how often at most the log tells of batches that can't be decoded.
+const complainEvery = 10 * time.Second
+
+func (e *engine) complain(now time.Time, msg string, args ...any) {
+	if now.Sub(e.complained) >= complainEvery {
+		e.complained = now
+		e.log.Warn(msg, args...)
+	}
+}
+
+// dialectHint says what is likely when nothing could be decoded yet.
+func (e *engine) dialectHint() string {
+	if e.ledger.Malformed == e.ledger.Receptions()-e.ledger.Duplicates {
+		return "nothing of this engine could be decoded: does it speak another dialect than vLLM's?"
+	}
+	return "see /v1/sources"
 }
 
 // lose publishes a range that never came: what is resident is no longer known.
@@ -278,14 +299,32 @@ func (e *engine) report(now time.Time) error {
 		return nil
 	}
 	if says != e.statusSays {
-		e.log.Info("source state", "state", st.State, "reason", st.Reason)
+		level := slog.LevelInfo
+		if st.State != event.StateLive && st.State != event.StateRecovering {
+			level = slog.LevelWarn
+		}
+		e.log.Log(context.Background(), level, "source state", "state", st.State, "reason", st.Reason)
 	}
+	e.noteOddities(st.Counters)
 	e.statusAt, e.statusSeq, e.statusSays = now, st.Seq, says
 	if err := e.stream.Status(st); err != nil {
 		return err
 	}
 	e.told.Store(st)
 	return nil
+}
+
+// noteOddities tells the log of each oddity that is new.
+func (e *engine) noteOddities(counters []event.Counter) {
+	if len(counters) <= e.noted {
+		return
+	}
+	e.noted = len(counters)
+	var names []string
+	for _, c := range counters {
+		names = append(names, c.Name)
+	}
+	e.log.Warn("the stream has oddities; /v1/sources counts them, with an example each", "oddities", names)
 }
 
 func (e *engine) status(now time.Time) *event.Status {
@@ -302,8 +341,11 @@ func (e *engine) status(now time.Time) *event.Status {
 }
 
 // counters returns everything odd that was seen of the engine.
-func (e *engine) counters() []event.Counter {
-	all := append(e.decoder.Oddities(), e.set.Oddities()...)
+func (e *engine) counters() []event.Counter { return append(e.decoder.Oddities(), e.violations()...) }
+
+// violations returns what is odd by names of ours, as against words of the stream.
+func (e *engine) violations() []event.Counter {
+	all := e.set.Oddities()
 	for _, c := range []event.Counter{
 		{Name: "stray_messages", Count: e.strays, Example: "not three frames with an 8-byte sequence"},
 		{Name: "rank_differs", Count: e.otherRank, Example: "payload and configuration name different ranks"},

@@ -1,19 +1,21 @@
 package subscriber
 
 import (
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"kvstrata/event"
+	"kvstrata/event/resident"
 )
 
 // engineCollector shows each engine's last status as metrics.
 type engineCollector struct {
 	sub *Subscriber
 
-	state, sequences, receptions, dropped, age *prometheus.Desc
+	state, sequences, receptions, dropped, violations, age *prometheus.Desc
 }
 
 func newEngineCollector(s *Subscriber) *engineCollector {
@@ -27,13 +29,17 @@ func newEngineCollector(s *Subscriber) *engineCollector {
 		sequences:  desc("sequences_total", "Batches of the source's present life, by how they reached the stream; lost ones never did.", "way"),
 		receptions: desc("useless_receptions_total", "Batches received in the present life that were of no use.", "reason"),
 		dropped:    desc("dropped_sequences_total", "Batches that were judged and found no room on the way to NATS."),
+		violations: desc("violations_total", "How often the stream broke its contract; unknown_word is a word of the stream that we do not know.", "violation"),
 		age:        desc("status_age_seconds", "Time since the source's state was last told."),
 	}
 }
 
+// violationNames are the oddities whose names are ours.
+var violationNames = append(resident.OddityNames(), "stray_messages", "rank_differs", "prefix_hash_withheld", "extra_keys_unreadable")
+
 // Describe names the metrics.
 func (c *engineCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.state, c.sequences, c.receptions, c.dropped, c.age} {
+	for _, d := range []*prometheus.Desc{c.state, c.sequences, c.receptions, c.dropped, c.violations, c.age} {
 		ch <- d
 	}
 }
@@ -65,6 +71,15 @@ func (c *engineCollector) Collect(ch chan<- prometheus.Metric) {
 		put(c.receptions, prometheus.CounterValue, float64(st.Ledger.Duplicates), "duplicate")
 		put(c.receptions, prometheus.CounterValue, float64(st.Ledger.Malformed), "malformed")
 		put(c.dropped, prometheus.CounterValue, float64(st.Ledger.Dropped))
+		unknown := uint64(0)
+		for _, o := range st.Counters {
+			if !slices.Contains(violationNames, o.Name) {
+				unknown += o.Count // its name is the stream's, and no label
+				continue
+			}
+			put(c.violations, prometheus.CounterValue, float64(o.Count), o.Name)
+		}
+		put(c.violations, prometheus.CounterValue, float64(unknown), "unknown_word")
 		put(c.age, prometheus.GaugeValue, time.Since(st.Time.Std()).Seconds())
 	}
 }

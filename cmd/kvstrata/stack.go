@@ -109,6 +109,18 @@ func newStack(a *app, flags natsFlags, dir string) (*stack, error) {
 		return nil, err
 	}
 	s.bus = b
+	s.registry.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "kvstrata_bus_connected", Help: "1 while the connection to NATS stands.",
+		}, func() float64 {
+			if b.Connected() {
+				return 1
+			}
+			return 0
+		}),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "kvstrata_bus_reconnects_total", Help: "How often the connection to NATS was lost and made again.",
+		}, func() float64 { return float64(b.Reconnects()) }))
 	s.ready = append(s.ready, server.Ready{Name: "nats", Check: func() error {
 		if !b.Connected() {
 			return errors.New("not connected")

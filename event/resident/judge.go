@@ -33,6 +33,9 @@ var oddityNames = [numOddities]string{
 	tiersFull:        "tiers_over_bound",
 }
 
+// OddityNames returns the names of everything that Oddities can count.
+func OddityNames() []string { return slices.Clone(oddityNames[:]) }
+
 // note counts an oddity, and keeps the block of the first one as the example.
 func (s *Set) note(o oddity, b *event.Batch, h event.BlockHash) {
 	c := &s.oddities[o]
