@@ -16,6 +16,17 @@ python=${PYTHON:-python3} # 3.11 or newer, with pip
 [[ $# -gt 0 ]] || set -- new old
 [[ $1 != all ]] || set -- new mid old older first
 
+usable() { "$python" -c 'import pip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+if ! usable; then
+  if [[ -n ${PYTHON:-} || $(id -u) -ne 0 ]] || ! command -v apt-get >/dev/null; then
+    echo "interop: $python is no Python 3.11 or newer with pip and venv; apt-get install python3 python3-pip python3-venv as root, or set PYTHON" >&2
+    exit 1
+  fi
+  echo "interop: installing python3 python3-pip python3-venv"
+  apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3 python3-pip python3-venv >/dev/null
+  usable || { echo "interop: $python is still no Python 3.11 or newer with pip and venv; set PYTHON" >&2; exit 1; }
+fi
+
 mkdir -p .venv
 exec 9>.venv/lock && flock 9 # tests of several packages may start it at once
 
