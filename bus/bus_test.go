@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"kvstrata/bus"
 	"kvstrata/event"
 	"kvstrata/event/resident"
+	"kvstrata/leaktest"
 )
 
 var source = event.Source{Cluster: "c", Model: "org/model.v1", Instance: "pod-1:8000", Rank: 2, Origin: event.Engine}
@@ -398,3 +400,6 @@ func eventually(t *testing.T, holds func() bool) {
 		}
 	}
 }
+
+// TestMain fails when a test leaves a goroutine behind.
+func TestMain(m *testing.M) { os.Exit(leaktest.Run(m)) }

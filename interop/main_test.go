@@ -1,13 +1,11 @@
 package interop_test
 
 import (
-	"bytes"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -15,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"kvstrata/leaktest"
 	"kvstrata/publisher"
 )
 
@@ -65,10 +64,6 @@ func (v version) need(t *testing.T) {
 
 var workDir string
 
-// natsLeak is where a goroutine of nats.go v1.55.0 may wait for ever: an object store's Put starts it, and when it is
-// scheduled only after the Put has ended, its channel is gone. It holds nothing but itself.
-var natsLeak = []byte("jetstream.(*jetStream).resetPendingAcksOnReconnect(")
-
 // TestMain fails when a test leaves a goroutine behind.
 func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "kvstrata-interop-")
@@ -77,19 +72,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	workDir = dir
-	before := runtime.NumGoroutine()
-	code := m.Run()
-	for deadline := time.Now().Add(10 * time.Second); code == 0 && runtime.NumGoroutine() > before; <-time.After(time.Millisecond) {
-		stacks := make([]byte, 1<<20)
-		stacks = stacks[:runtime.Stack(stacks, true)]
-		if runtime.NumGoroutine()-bytes.Count(stacks, natsLeak) <= before {
-			break
-		}
-		if time.Now().After(deadline) {
-			fmt.Fprintf(os.Stderr, "goroutines left:\n%s\n", stacks)
-			code = 1
-		}
-	}
+	code := leaktest.Run(m)
 	_ = os.RemoveAll(dir) // only litter would be left
 	os.Exit(code)
 }

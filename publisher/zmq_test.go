@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"kvstrata/event"
+	"kvstrata/leaktest"
 	"kvstrata/publisher"
 	"kvstrata/subscriber"
 
@@ -20,18 +20,7 @@ import (
 )
 
 // TestMain fails when a test leaves a goroutine behind.
-func TestMain(m *testing.M) {
-	before := runtime.NumGoroutine()
-	code := m.Run()
-	for deadline := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before && code == 0; <-time.After(time.Millisecond) {
-		if time.Now().After(deadline) {
-			stacks := make([]byte, 1<<20)
-			fmt.Fprintf(os.Stderr, "goroutines left:\n%s\n", stacks[:runtime.Stack(stacks, true)])
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(leaktest.Run(m)) }
 
 const patience = 20 * time.Second // for what comes at once, unless the machine is very busy
 

@@ -1,45 +1,28 @@
 package server_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
-	"runtime"
-	"runtime/pprof"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"kvstrata/leaktest"
 	"kvstrata/server"
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// TestMain fails the package when a test leaves a goroutine behind; the fuzzer leaves its own.
-func TestMain(m *testing.M) {
-	before := runtime.NumGoroutine()
-	code := m.Run()
-	if flag.Lookup("test.fuzz").Value.String() != "" {
-		os.Exit(code)
-	}
-	for end := time.Now().Add(2 * time.Second); runtime.NumGoroutine() > before && time.Now().Before(end); {
-		runtime.Gosched()
-	}
-	if runtime.NumGoroutine() > before {
-		pprof.Lookup("goroutine").WriteTo(os.Stderr, 1)
-		code = cmp.Or(code, 1)
-	}
-	os.Exit(code)
-}
+// TestMain fails when a test leaves a goroutine behind.
+func TestMain(m *testing.M) { os.Exit(leaktest.Run(m)) }
 
 // free takes free ports.
 var free = server.Config{Listen: "127.0.0.1:0", Admin: "127.0.0.1:0"}

@@ -1,37 +1,19 @@
 package sim_test
 
 import (
-	"cmp"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
-	"runtime"
-	"runtime/pprof"
 	"strings"
 	"testing"
-	"time"
 
 	"kvstrata/event"
+	"kvstrata/leaktest"
 	"kvstrata/sim"
 )
 
-// TestMain fails the package when a test leaves a goroutine behind; the fuzzer leaves its own.
-func TestMain(m *testing.M) {
-	before := runtime.NumGoroutine()
-	code := m.Run()
-	if flag.Lookup("test.fuzz").Value.String() != "" {
-		os.Exit(code)
-	}
-	for end := time.Now().Add(2 * time.Second); runtime.NumGoroutine() > before && time.Now().Before(end); {
-		runtime.Gosched()
-	}
-	if runtime.NumGoroutine() > before {
-		pprof.Lookup("goroutine").WriteTo(os.Stderr, 1)
-		code = cmp.Or(code, 1)
-	}
-	os.Exit(code)
-}
+// TestMain fails when a test leaves a goroutine behind.
+func TestMain(m *testing.M) { os.Exit(leaktest.Run(m)) }
 
 // recorder is a publisher that keeps what it gets, and can fail.
 type recorder struct {

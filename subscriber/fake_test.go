@@ -8,8 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -20,24 +18,13 @@ import (
 	"kvstrata/bus"
 	"kvstrata/event"
 	"kvstrata/indexer/prefix"
+	"kvstrata/leaktest"
 	"kvstrata/publisher"
 	"kvstrata/subscriber"
 )
 
 // TestMain fails when a test leaves a goroutine behind.
-func TestMain(m *testing.M) {
-	before := runtime.NumGoroutine()
-	code := m.Run()
-	fuzzing := slices.ContainsFunc(os.Args, func(a string) bool { return strings.HasPrefix(a, "-test.fuzz=") })
-	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before && code == 0 && !fuzzing; <-time.After(time.Millisecond) {
-		if time.Now().After(deadline) {
-			stacks := make([]byte, 1<<20)
-			fmt.Fprintf(os.Stderr, "goroutines left:\n%s\n", stacks[:runtime.Stack(stacks, true)])
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(leaktest.Run(m)) }
 
 const patience = 30 * time.Second
 
