@@ -93,10 +93,22 @@ func Dial(ctx context.Context, cfg Config, name string, log *slog.Logger, option
 	if err != nil {
 		return nil, err
 	}
-	if err := b.provide(ctx); err != nil {
+	if b.bulk, err = nats.Connect(cfg.URL, b.options...); err != nil {
+		b.Close()
+		return nil, fmt.Errorf("connect to NATS at %s: %w", cfg.URL, err)
+	}
+	bulk, err := jetstream.New(b.bulk)
+	if err == nil {
+		b.checkpoints, b.leases, err = b.provide(ctx, bulk)
+	}
+	if err != nil {
 		b.Close()
 		return nil, err
 	}
+	b.conn.SetReconnectHandler(func(*nats.Conn) {
+		log.Info("reconnected to NATS")
+		b.provideAgain(bulk)
+	})
 	return b, nil
 }
 
@@ -161,7 +173,7 @@ func (b *Bus) open(ctx context.Context) error {
 }
 
 // provide makes the streams and buckets that are missing.
-func (b *Bus) provide(ctx context.Context) (err error) {
+func (b *Bus) provide(ctx context.Context, bulk jetstream.JetStream) (jetstream.ObjectStore, jetstream.KeyValue, error) {
 	for _, stream := range []jetstream.StreamConfig{
 		{
 			Name: EventStream, Subjects: []string{subjectRoot + "ev.>", subjectRoot + "status.>"},
@@ -177,29 +189,40 @@ func (b *Bus) provide(ctx context.Context) (err error) {
 		stream.Replicas = b.cfg.Replicas
 		stream.Duplicates = 5 * time.Second
 		if _, err := b.js.CreateOrUpdateStream(ctx, stream); err != nil {
-			return fmt.Errorf("make stream %s: %w; NATS needs JetStream with room on disk", stream.Name, err)
+			return nil, nil, fmt.Errorf("make stream %s: %w; NATS needs JetStream with room on disk", stream.Name, err)
 		}
 	}
-	if b.bulk, err = nats.Connect(b.cfg.URL, b.options...); err != nil {
-		return fmt.Errorf("connect to NATS at %s: %w", b.cfg.URL, err)
-	}
-	bulk, err := jetstream.New(b.bulk)
-	if err != nil {
-		return fmt.Errorf("open JetStream: %w", err)
-	}
-	b.checkpoints, err = bulk.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{
+	checkpoints, err := bulk.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{
 		Bucket: CheckpointBucket, Storage: jetstream.FileStorage, Replicas: b.cfg.Replicas,
 	})
 	if err != nil {
-		return fmt.Errorf("make object store %s: %w", CheckpointBucket, err)
+		return nil, nil, fmt.Errorf("make object store %s: %w", CheckpointBucket, err)
 	}
-	b.leases, err = b.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
+	leases, err := b.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
 		Bucket: LeaseBucket, Storage: jetstream.FileStorage, Replicas: b.cfg.Replicas, TTL: b.cfg.LeaseTTL,
 	})
 	if err != nil {
-		return fmt.Errorf("make key-value bucket %s: %w", LeaseBucket, err)
+		return nil, nil, fmt.Errorf("make key-value bucket %s: %w", LeaseBucket, err)
 	}
-	return nil
+	return checkpoints, leases, nil
+}
+
+// provideAgain makes what a server that came back without its store lost. What refers to it by name goes on.
+func (b *Bus) provideAgain(bulk jetstream.JetStream) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for {
+		_, _, err := b.provide(ctx, bulk)
+		if err == nil || b.conn.IsClosed() {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			b.log.Warn("streams can't be made anew on the server that came back", "err", err)
+			return
+		case <-time.After(250 * time.Millisecond):
+		}
+	}
 }
 
 func (b *Bus) awaitConnection(ctx context.Context) error {

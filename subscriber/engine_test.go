@@ -10,6 +10,7 @@ import (
 
 	"kvstrata/bus"
 	"kvstrata/event"
+	"kvstrata/indexer/prefix"
 	"kvstrata/publisher"
 	"kvstrata/subscriber"
 )
@@ -248,6 +249,36 @@ func TestNATSRestartsUnderTheRoad(t *testing.T) {
 	if after.Epoch != before.Epoch || after.Ledger.Lost != 0 || r.matched("a") != 5 {
 		t.Errorf("before %+v, after %+v", before, after)
 	}
+}
+
+func TestNATSComesBackWithoutItsStore(t *testing.T) {
+	r, e := newRoad(t), startEngine(t)
+	r.subscribe(e.config("a"))
+	e.publish(storing(1, 2))
+	before := r.await("a", 0, event.StateLive)
+	r.srv.Shutdown()
+	e.publish(storing(3, 3))
+	r.srvCfg.Dir = t.TempDir() // streams, checkpoints and leases are gone
+	r.startNATS()
+	e.publish(storing(4, 4))
+	eventually(t, "the blocks of before and after", func() bool { return r.matched("a") == 4 })
+	e.publish(storing(5, 5))
+	eventually(t, "the source in step again", func() bool {
+		s := r.info("a")
+		return s.State == event.StateLive && s.Balanced && s.LastSeq >= 3 && r.matched("a") == 5
+	})
+	after := r.info("a")
+	if after.Epoch < before.Epoch || after.Ledger.Lost != 0 {
+		t.Errorf("before %+v, after %+v", before, after)
+	}
+	late := prefix.New(prefix.DefaultConfig())
+	r.consume(late)
+	eventually(t, "who comes late to know it all", func() bool {
+		for _, s := range late.Sources() {
+			return s.State == event.StateLive && s.LastSeq == after.LastSeq && s.Resident[0].Blocks == 5
+		}
+		return false
+	})
 }
 
 func TestAShortBlocksHashesAreWithheld(t *testing.T) {
