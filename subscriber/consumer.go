@@ -424,7 +424,8 @@ func (c *Consumer) lookAfter(ctx context.Context, now time.Time) {
 		if c.resyncFrom(ctx, t) {
 			continue
 		}
-		if now.Sub(t.askedAt) < c.cfg.ResyncRetry {
+		// Until it is known which checkpoints were there before, an answer could not be told from them.
+		if t.before == nil || now.Sub(t.askedAt) < c.cfg.ResyncRetry {
 			continue
 		}
 		t.askedAt = now
@@ -441,6 +442,7 @@ func (c *Consumer) lookAfter(ctx context.Context, now time.Time) {
 func (c *Consumer) resyncFrom(ctx context.Context, t *track) bool {
 	names, err := c.bus.Checkpoints(ctx)
 	if err != nil {
+		c.log.Warn("checkpoints can't be listed; trying again", "err", err)
 		return false
 	}
 	var newest bus.CheckpointName

@@ -2,6 +2,7 @@ package subscriber_test
 
 import (
 	"bytes"
+	"context"
 	"io"
 	"slices"
 	"sync"
@@ -140,41 +141,72 @@ func (s *story) send(head bus.Head, change func(*nats.Msg)) {
 // checkpoint stores a checkpoint of everything judged so far.
 func (s *story) checkpoint(epoch event.Epoch, fence event.Fence, at uint64) {
 	s.t.Helper()
-	snap := s.judge.Snapshot()
-	last := event.Seq(len(s.all) - 1)
-	position, err := s.road.bus.Position(s.t.Context())
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	position.Sequence = at
-	cp := &event.Checkpoint{
-		Source: s.source, Epoch: epoch, Fence: fence, Seq: last, State: event.StateLive, Written: event.UnixTime(time.Now()),
-		Digest: snap.Digest, Ledger: event.Ledger{Started: true, Last: last, Live: uint64(last) + 1}, Position: position,
-		Groups: snap.Groups, Entries: snap.Len, Fullest: snap.Fullest,
-	}
-	if err := s.road.bus.PutCheckpoint(s.t.Context(), cp, snap.Entries()); err != nil {
+	if err := s.stand().store(s.t.Context(), epoch, fence, at); err != nil {
 		s.t.Fatal(err)
 	}
 }
 
-// answer writes a checkpoint whenever one is asked for, as a source's publisher does.
+// stand is a story as it was at one moment.
+type stand struct {
+	*story
+	snap *resident.Snapshot
+	last event.Seq
+}
+
+func (s *story) stand() stand {
+	return stand{story: s, snap: s.judge.Snapshot(), last: event.Seq(len(s.all) - 1)}
+}
+
+func (s stand) store(ctx context.Context, epoch event.Epoch, fence event.Fence, at uint64) error {
+	position, err := s.road.bus.Position(ctx)
+	if err != nil {
+		return err
+	}
+	if at > 0 {
+		position.Sequence = at
+	}
+	cp := &event.Checkpoint{
+		Source: s.source, Epoch: epoch, Fence: fence, Seq: s.last, State: event.StateLive, Written: event.UnixTime(time.Now()),
+		Digest: s.snap.Digest, Ledger: event.Ledger{Started: true, Last: s.last, Live: uint64(s.last) + 1}, Position: position,
+		Groups: s.snap.Groups, Entries: s.snap.Len, Fullest: s.snap.Fullest,
+	}
+	return s.road.bus.PutCheckpoint(ctx, cp, s.snap.Entries())
+}
+
+// answer writes a checkpoint of what is judged now each time that one is asked for, as a source's publisher does.
 func (s *story) answer(epoch event.Epoch, fence event.Fence) {
 	s.t.Helper()
-	asked := make(chan struct{}, 16)
+	asked, done := make(chan struct{}, 1), make(chan struct{})
 	sub, err := s.road.bus.HandleControl(s.source, func(string) string {
-		asked <- struct{}{}
+		select {
+		case asked <- struct{}{}:
+		default: // one is on its way
+		}
 		return "ok"
 	})
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.t.Cleanup(func() { _ = sub.Unsubscribe() })
-	eventually(s.t, "a request for a checkpoint", func() bool { return len(asked) > 0 })
-	end, err := s.road.bus.Position(s.t.Context())
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.checkpoint(epoch, fence, end.Sequence)
+	now := s.stand()
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-asked:
+				if err := now.store(ctx, epoch, fence, 0); err != nil && ctx.Err() == nil {
+					s.t.Error(err)
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	s.t.Cleanup(func() {
+		_ = sub.Unsubscribe()
+		cancel()
+		<-done
+	})
 }
 
 func consume(r *road, sink subscriber.Sink, holdFor time.Duration) {
