@@ -244,6 +244,48 @@ func TestTheTwoNewestCheckpointsStay(t *testing.T) {
 	}
 }
 
+// Whenever its context ends, a load leaves no goroutine behind: TestMain looks.
+func TestALoadMayBeCancelledAtAnyMoment(t *testing.T) {
+	_, b, _ := start(t, bus.DefaultConfig())
+	set := resident.New(resident.DefaultConfig(), nil)
+	blocks := make([]event.Block, 50_000) // more than one chunk
+	for i := range blocks {
+		blocks[i] = event.Block{Hash: event.IntHash(uint64(i)), Effect: 1, Copies: -1, Age: -1}
+	}
+	batch := &event.Batch{Events: []event.Event{{Kind: event.Stored, Tier: event.GPU, Group: event.NoGroup, Blocks: blocks}}}
+	if err := set.Apply(batch); err != nil {
+		t.Fatal(err)
+	}
+	cp := &event.Checkpoint{Source: source, Epoch: 5, Fence: 6, Seq: 1, Written: 100, Entries: uint64(len(blocks))}
+	done := b.Hurry()
+	err := b.PutCheckpoint(t.Context(), cp, set.Snapshot().Entries())
+	done()
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := b.Checkpoints(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	read := func(r io.Reader) (*event.Checkpoint, error) { return event.ReadCheckpoint(r, func(*event.Entry) {}) }
+	if _, err := b.LoadCheckpoint(t.Context(), names[source][0], read); err != nil {
+		t.Fatal(err)
+	}
+	whole := time.Since(began)
+	cancelled := 0
+	for i := range 100 {
+		ctx, cancel := context.WithTimeout(t.Context(), whole*time.Duration(i)/100)
+		if _, err := b.LoadCheckpoint(ctx, names[source][0], read); err != nil {
+			cancelled++
+		}
+		cancel()
+	}
+	if cancelled == 0 {
+		t.Error("no load was cut short")
+	}
+}
+
 func TestControlRequests(t *testing.T) {
 	_, b, _ := start(t, bus.DefaultConfig())
 	if err := b.RequestCheckpoint(t.Context(), source); err == nil {

@@ -197,7 +197,7 @@ func (b *Bus) MoveCheckpoint(ctx context.Context, name CheckpointName, to event.
 // LoadCheckpoint reads a checkpoint object: load gets its bytes and returns what they say. Its position is the latest at
 // which it holds.
 func (b *Bus) LoadCheckpoint(ctx context.Context, name CheckpointName, load func(io.Reader) (*event.Checkpoint, error)) (*event.Checkpoint, error) {
-	object, err := b.checkpoints.Get(ctx, name.String())
+	object, err := b.openObject(ctx, CheckpointBucket, name.String())
 	if err != nil {
 		return nil, fmt.Errorf("open checkpoint %v: %w", name, err)
 	}
@@ -206,11 +206,7 @@ func (b *Bus) LoadCheckpoint(ctx context.Context, name CheckpointName, load func
 	if err != nil {
 		return nil, fmt.Errorf("load checkpoint %v: %w", name, err)
 	}
-	info, err := object.Info()
-	if err != nil {
-		return nil, fmt.Errorf("load checkpoint %v: %w", name, err)
-	}
-	if moved, ok := movedTo(info.Metadata); ok {
+	if moved, ok := movedTo(object.info.Metadata); ok {
 		cp.Position = moved
 	}
 	return cp, nil
