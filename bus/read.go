@@ -20,7 +20,8 @@ type Delivery struct {
 	Source   event.Source
 	Head     Head // of Events
 	Data     []byte
-	Sequence uint64 // in the stream
+	Sequence uint64     // in the stream
+	Stored   event.Time // when the stream took it, by the server's clock
 
 	msg jetstream.Msg
 }
@@ -94,7 +95,7 @@ func (r *Reader) delivery(msg jetstream.Msg) (*Delivery, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Delivery{Kind: kind, Source: source, Data: msg.Data(), Sequence: meta.Sequence.Stream, msg: msg}
+	d := &Delivery{Kind: kind, Source: source, Data: msg.Data(), Sequence: meta.Sequence.Stream, Stored: event.UnixTime(meta.Timestamp), msg: msg}
 	if kind == Events {
 		if d.Head, err = ParseHead(msg.Headers()); err != nil {
 			return nil, err

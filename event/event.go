@@ -125,6 +125,7 @@ type Message struct {
 	Batches  []Batch
 	Digest   Digest // the resident set's digest after the last batch, if HasDigest
 	Position Position
+	Stored   Time // when the bus's stream took the message; history goes by it ("committed")
 
 	HasDigest bool
 }

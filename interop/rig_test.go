@@ -342,15 +342,15 @@ var _ subscriber.Sink = (*recorder)(nil)
 
 func newRecorder() *recorder { return &recorder{index: prefix.New(prefix.DefaultConfig())} }
 
-func (s *recorder) Restore(object io.Reader) (*event.Checkpoint, error) {
-	return s.index.Restore(object)
+func (s *recorder) Restore(ctx context.Context, object io.Reader) (*event.Checkpoint, error) {
+	return s.index.Restore(ctx, object)
 }
 
-func (s *recorder) Apply(m *event.Message) (event.Digest, error) {
+func (s *recorder) Apply(ctx context.Context, m *event.Message) (event.Digest, error) {
 	s.mu.Lock()
 	s.messages = append(s.messages, cloned(m))
 	s.mu.Unlock()
-	return s.index.Apply(m)
+	return s.index.Apply(ctx, m)
 }
 
 func (s *recorder) Tell(st *event.Status) {

@@ -20,15 +20,33 @@ import (
 // the order of each source's stream.
 type Sink interface {
 	// Restore replaces all that is known of a source by a checkpoint object.
-	Restore(object io.Reader) (*event.Checkpoint, error)
+	Restore(ctx context.Context, object io.Reader) (*event.Checkpoint, error)
 	// Apply adds consecutive batches of one life; a higher epoch than the last one begins from nothing. It returns the
-	// digest of the resident set afterwards. The message is reused when it returns. After an error the consumer resyncs
-	// the source.
-	Apply(m *event.Message) (event.Digest, error)
+	// digest of the resident set afterwards. The message is reused when it returns. It may wait: the stream is then read
+	// no further. After an error the consumer resyncs the source.
+	Apply(ctx context.Context, m *event.Message) (event.Digest, error)
 	// Tell hands on what a source's publisher says of it.
 	Tell(st *event.Status)
 	// Compared tells whether a digest sent with the stream was the sink's own.
 	Compared(source event.Source, agreed bool)
+}
+
+// Rememberer is a sink that outlives the process: a consumer goes on where it stood, instead of from checkpoints.
+type Rememberer interface {
+	Sink
+	// Resume returns the stream sequence up to which everything was kept, by the identity of the stream that it was in,
+	// and where each source stood. A sequence of 0 begins with the stream.
+	Resume(ctx context.Context) (event.Position, map[event.Source]Mark, error)
+	// Reached says that everything up to a position in the stream was handed over.
+	Reached(at event.Position)
+}
+
+// Mark is where a source stands: nothing at or below it is handed over again.
+type Mark struct {
+	Fence   event.Fence
+	Epoch   event.Epoch
+	Started bool // Seq means something
+	Seq     event.Seq
 }
 
 // ConsumerConfig bounds a consumer.
@@ -55,7 +73,8 @@ type Consumer struct {
 	log  *slog.Logger
 
 	sources map[event.Source]*track
-	cut     bool // the stream no longer holds its first messages
+	cut     bool           // the stream no longer holds its first messages
+	at      event.Position // how far the stream was read
 	decoder event.Decoder
 	caught  atomic.Bool
 	stats   consumerStats
@@ -132,7 +151,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 
 func (c *Consumer) session(ctx context.Context) error {
 	c.caught.Store(false)
-	from, err := c.restoreAll(ctx)
+	from, err := c.start(ctx)
 	if err != nil {
 		return err
 	}
@@ -144,6 +163,7 @@ func (c *Consumer) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	c.at = reader.Identity()
 	deliveries := make(chan *bus.Delivery, 64)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
@@ -177,7 +197,11 @@ func (c *Consumer) feed(ctx context.Context, deliveries <-chan *bus.Delivery, en
 				return ctx.Err()
 			}
 			c.stats.messages.Inc()
-			c.take(d)
+			c.take(ctx, d)
+			if ctx.Err() != nil {
+				return ctx.Err() // what was handed over may not have been taken
+			}
+			c.reached(d)
 			if err := d.Ack(); err != nil {
 				return fmt.Errorf("acknowledge message %d: %w", d.Sequence, err)
 			}
@@ -192,8 +216,24 @@ func (c *Consumer) feed(ctx context.Context, deliveries <-chan *bus.Delivery, en
 	}
 }
 
-// restoreAll loads the newest checkpoint of every source, and returns the stream sequence to read from.
-func (c *Consumer) restoreAll(ctx context.Context) (uint64, error) {
+// reached tells a sink that remembers how far the stream was handed over: up to the first message that is held back.
+func (c *Consumer) reached(d *bus.Delivery) {
+	r, ok := c.sink.(Rememberer)
+	if !ok {
+		return
+	}
+	c.at.Sequence = max(c.at.Sequence, d.Sequence)
+	at := c.at
+	for _, t := range c.sources {
+		for _, held := range t.held {
+			at.Sequence = min(at.Sequence, held.Sequence-1)
+		}
+	}
+	r.Reached(at)
+}
+
+// start sets every source's watermarks, and returns the stream sequence to read from.
+func (c *Consumer) start(ctx context.Context) (uint64, error) {
 	clear(c.sources)
 	stream, err := c.bus.Position(ctx)
 	if err != nil {
@@ -204,6 +244,37 @@ func (c *Consumer) restoreAll(ctx context.Context) (uint64, error) {
 		return 0, err
 	}
 	c.cut = first > 1
+	if r, ok := c.sink.(Rememberer); ok {
+		return c.resume(ctx, r, stream, first)
+	}
+	return c.restoreAll(ctx, stream, first)
+}
+
+// resume goes on where a sink stood. Where the stream no longer holds what follows, every source is resynced.
+func (c *Consumer) resume(ctx context.Context, r Rememberer, stream event.Position, first uint64) (uint64, error) {
+	at, marks, err := r.Resume(ctx)
+	if err != nil {
+		return 0, err
+	}
+	from := at.Sequence + 1
+	if !at.SameStream(stream) {
+		from = 1
+	}
+	for source, m := range marks {
+		t := c.track(source)
+		t.fence, t.epoch, t.started = m.Fence, m.Epoch, m.Started
+		if t.started {
+			t.next = m.Seq + 1
+		}
+		if from < first {
+			c.startResync(t, "the stream no longer holds what follows")
+		}
+	}
+	return max(from, first), nil
+}
+
+// restoreAll loads the newest checkpoint of every source, and returns the stream sequence to read from.
+func (c *Consumer) restoreAll(ctx context.Context, stream event.Position, first uint64) (uint64, error) {
 	names, err := c.bus.Checkpoints(ctx)
 	if err != nil {
 		return 0, err
@@ -245,7 +316,9 @@ func (c *Consumer) restoreNewest(ctx context.Context, list []bus.CheckpointName)
 }
 
 func (c *Consumer) restore(ctx context.Context, name bus.CheckpointName) (*event.Checkpoint, error) {
-	return c.bus.LoadCheckpoint(ctx, name, c.sink.Restore)
+	return c.bus.LoadCheckpoint(ctx, name, func(object io.Reader) (*event.Checkpoint, error) {
+		return c.sink.Restore(ctx, object)
+	})
 }
 
 func (c *Consumer) track(source event.Source) *track {
@@ -267,13 +340,13 @@ func (t *track) stand(cp *event.Checkpoint) {
 }
 
 // take handles one message.
-func (c *Consumer) take(d *bus.Delivery) {
+func (c *Consumer) take(ctx context.Context, d *bus.Delivery) {
 	t := c.track(d.Source)
 	switch d.Kind {
 	case bus.Status:
 		c.tell(t, d)
 	case bus.Events:
-		c.events(t, d)
+		c.events(ctx, t, d)
 	}
 }
 
@@ -292,7 +365,7 @@ func (c *Consumer) tell(t *track, d *bus.Delivery) {
 	c.sink.Tell(&st)
 }
 
-func (c *Consumer) events(t *track, d *bus.Delivery) {
+func (c *Consumer) events(ctx context.Context, t *track, d *bus.Delivery) {
 	h := &d.Head
 	switch {
 	case h.Fence < t.fence || h.Epoch < t.epoch:
@@ -314,12 +387,12 @@ func (c *Consumer) events(t *track, d *bus.Delivery) {
 		c.hold(t, d)
 		return
 	}
-	c.apply(t, d)
-	c.release(t)
+	c.apply(ctx, t, d)
+	c.release(ctx, t)
 }
 
 // apply hands the sink the batches of a message that it does not have yet.
-func (c *Consumer) apply(t *track, d *bus.Delivery) {
+func (c *Consumer) apply(ctx context.Context, t *track, d *bus.Delivery) {
 	batches, err := c.decoder.Decode(d.Data)
 	if err == nil && len(batches) == 0 {
 		return
@@ -343,10 +416,14 @@ func (c *Consumer) apply(t *track, d *bus.Delivery) {
 			return
 		}
 	}
-	digest, err := c.sink.Apply(&event.Message{
+	digest, err := c.sink.Apply(ctx, &event.Message{
 		Source: t.source, Epoch: d.Head.Epoch, Fence: d.Head.Fence, Batches: batches,
-		Digest: d.Head.Digest, HasDigest: d.Head.HasDigest, Position: event.Position{Sequence: d.Sequence},
+		Digest: d.Head.Digest, HasDigest: d.Head.HasDigest, Stored: d.Stored,
+		Position: event.Position{Stream: c.at.Stream, Created: c.at.Created, Sequence: d.Sequence},
 	})
+	if ctx.Err() != nil {
+		return
+	}
 	if err != nil {
 		c.startResync(t, err.Error())
 		return
@@ -386,7 +463,7 @@ func (c *Consumer) hold(t *track, d *bus.Delivery) {
 }
 
 // release applies held messages that are no longer behind a hole.
-func (c *Consumer) release(t *track) {
+func (c *Consumer) release(ctx context.Context, t *track) {
 	for len(t.held) > 0 && !t.resync {
 		d := t.held[0]
 		if d.Head.Epoch == t.epoch && t.started && d.Head.First > t.next {
@@ -399,7 +476,7 @@ func (c *Consumer) release(t *track) {
 		if d.Head.Epoch > t.epoch {
 			t.epoch, t.started = d.Head.Epoch, false
 		}
-		c.apply(t, d)
+		c.apply(ctx, t, d)
 	}
 }
 
@@ -464,6 +541,6 @@ func (c *Consumer) resyncFrom(ctx context.Context, t *track) bool {
 	t.stand(cp)
 	t.resync = false
 	c.log.Info("source is in step again", "source", t.source.String(), "seq", cp.Seq)
-	c.release(t)
+	c.release(ctx, t)
 	return true
 }

@@ -31,7 +31,7 @@ type recorder struct {
 
 func newRecorder() *recorder { return &recorder{set: resident.New(resident.Config{}, nil)} }
 
-func (r *recorder) Restore(object io.Reader) (*event.Checkpoint, error) {
+func (r *recorder) Restore(ctx context.Context, object io.Reader) (*event.Checkpoint, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	cp, err := r.set.Load(object)
@@ -42,7 +42,7 @@ func (r *recorder) Restore(object io.Reader) (*event.Checkpoint, error) {
 	return cp, err
 }
 
-func (r *recorder) Apply(m *event.Message) (event.Digest, error) {
+func (r *recorder) Apply(ctx context.Context, m *event.Message) (event.Digest, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if m.Epoch != r.epoch {
@@ -357,7 +357,7 @@ func TestABrokenCheckpointGivesWayToTheOneBefore(t *testing.T) {
 // picky takes no checkpoint of sequence 3.
 type picky struct{ *recorder }
 
-func (p *picky) Restore(object io.Reader) (*event.Checkpoint, error) {
+func (p *picky) Restore(ctx context.Context, object io.Reader) (*event.Checkpoint, error) {
 	data, err := io.ReadAll(object)
 	if err != nil {
 		return nil, err
@@ -366,5 +366,5 @@ func (p *picky) Restore(object io.Reader) (*event.Checkpoint, error) {
 	if err == nil && cp.Seq == 3 {
 		return nil, io.ErrUnexpectedEOF
 	}
-	return p.recorder.Restore(bytes.NewReader(data))
+	return p.recorder.Restore(ctx, bytes.NewReader(data))
 }

@@ -1,6 +1,7 @@
 package subscriber_test
 
 import (
+	"context"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -109,7 +110,7 @@ type names struct {
 
 func newNames() *names { return &names{newRecorder(), make(map[event.BlockHash]event.PrefixHash)} }
 
-func (n *names) Apply(m *event.Message) (event.Digest, error) {
+func (n *names) Apply(ctx context.Context, m *event.Message) (event.Digest, error) {
 	n.mu.Lock()
 	for i := range m.Batches {
 		for _, ev := range m.Batches[i].Events {
@@ -119,7 +120,7 @@ func (n *names) Apply(m *event.Message) (event.Digest, error) {
 		}
 	}
 	n.mu.Unlock()
-	return n.recorder.Apply(m)
+	return n.recorder.Apply(ctx, m)
 }
 
 func (n *names) name(h event.BlockHash) (event.PrefixHash, bool) {

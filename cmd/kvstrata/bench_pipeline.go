@@ -115,8 +115,8 @@ type watchedIndex struct {
 }
 
 // Apply applies, and tells.
-func (w watchedIndex) Apply(m *event.Message) (event.Digest, error) {
-	digest, err := w.Index.Apply(m)
+func (w watchedIndex) Apply(ctx context.Context, m *event.Message) (event.Digest, error) {
+	digest, err := w.Index.Apply(ctx, m)
 	if b := w.watch[m.Source]; b != nil && err == nil {
 		b.see(uint64(m.Batches[len(m.Batches)-1].Last)+1, time.Now())
 	}

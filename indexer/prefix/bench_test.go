@@ -2,6 +2,7 @@ package prefix_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"testing"
 
@@ -23,7 +24,7 @@ func BenchmarkApply(b *testing.B) {
 				m := messages[n%len(messages)]
 				seq++
 				m.Batches[0].First, m.Batches[0].Last = seq, seq
-				if _, err := x.Apply(m); err != nil {
+				if _, err := x.Apply(context.Background(), m); err != nil {
 					b.Fatal(err)
 				}
 			}

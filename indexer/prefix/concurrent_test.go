@@ -2,6 +2,7 @@ package prefix_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"sync"
 	"testing"
@@ -128,14 +129,14 @@ func TestAnythingAPublisherSays(t *testing.T) {
 		for range rapid.IntRange(1, 8).Draw(t, "lives") {
 			epoch++
 			if rapid.Bool().Draw(t, "from a checkpoint") {
-				_, _ = x.Restore(drawObject(t, source, epoch)) // refused or not
+				_, _ = x.Restore(context.Background(), drawObject(t, source, epoch)) // refused or not
 			}
 			for seq := range event.Seq(rapid.IntRange(1, 6).Draw(t, "messages")) {
 				b := event.Batch{First: seq, Last: seq, Way: event.Live, Rank: -1, Events: drawAnything(t)}
-				_, _ = x.Apply(&event.Message{Source: source, Epoch: epoch, Batches: []event.Batch{b}})
+				_, _ = x.Apply(context.Background(), &event.Message{Source: source, Epoch: epoch, Batches: []event.Batch{b}})
 			}
 		}
-		if _, err := x.Apply(&event.Message{Source: source, Epoch: epoch + 1, Batches: []event.Batch{{}}}); err != nil {
+		if _, err := x.Apply(context.Background(), &event.Message{Source: source, Epoch: epoch + 1, Batches: []event.Batch{{}}}); err != nil {
 			t.Fatal(err)
 		}
 		now.now = now.now.Add(time.Second)

@@ -2,6 +2,7 @@ package prefix_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"reflect"
@@ -168,7 +169,7 @@ func (w *world) apply(t *rapid.T, a *author) {
 		return
 	}
 	m := a.draw(t)
-	digest, err := w.index.Apply(m)
+	digest, err := w.index.Apply(context.Background(), m)
 	if a.gap {
 		if err == nil {
 			t.Fatal("a message behind a gap was applied")

@@ -8,6 +8,7 @@ package prefix
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"iter"
@@ -200,7 +201,7 @@ func (x *Index) tier(name event.Tier) uint16 {
 }
 
 // Restore replaces all that is known of a source by a checkpoint object.
-func (x *Index) Restore(object io.Reader) (*event.Checkpoint, error) {
+func (x *Index) Restore(_ context.Context, object io.Reader) (*event.Checkpoint, error) {
 	data, err := io.ReadAll(object)
 	if err != nil {
 		return nil, fmt.Errorf("read checkpoint: %w", err)
@@ -244,7 +245,7 @@ func (s *source) assume(cp *event.Checkpoint) {
 
 // Apply adds consecutive batches of one life of a source, and returns the resident set's digest afterwards. After a
 // batch that does not fit the source is left out of lookups, until Restore or a new life.
-func (x *Index) Apply(m *event.Message) (event.Digest, error) {
+func (x *Index) Apply(_ context.Context, m *event.Message) (event.Digest, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := x.source(m.Source)

@@ -133,7 +133,7 @@ func TestABatchThatDoesNotFit(t *testing.T) {
 			case 2:
 				m = pub.message(t, []event.Event{p.stored(event.GPU, 2, 3)})
 			}
-			_, err := x.Apply(m)
+			_, err := x.Apply(t.Context(), m)
 			if (err == nil) != c.ok {
 				t.Fatalf("got %v", err)
 			}
@@ -205,7 +205,7 @@ func TestACheckpointThatCannotBeLoaded(t *testing.T) {
 			x, _ := newIndex()
 			pub := newPublisher(engine("e1"), false)
 			pub.tell(t, x, p.stored(event.GPU, 0, 4))
-			if _, err := x.Restore(c.harm(pub)); err == nil {
+			if _, err := x.Restore(t.Context(), c.harm(pub)); err == nil {
 				t.Fatal("want an error")
 			}
 			if got := blocks(t, x, p); c.gone != (got == -1) {
@@ -219,7 +219,7 @@ func TestACheckpointThatCannotBeLoaded(t *testing.T) {
 	}
 	t.Run("unreadable", func(t *testing.T) {
 		x, _ := newIndex()
-		if _, err := x.Restore(brokenReader{}); !errors.Is(err, errBroken) {
+		if _, err := x.Restore(t.Context(), brokenReader{}); !errors.Is(err, errBroken) {
 			t.Errorf("got %v", err)
 		}
 	})

@@ -2,6 +2,7 @@ package prefix_test
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"fmt"
 	"testing"
@@ -233,7 +234,7 @@ func (p *publisher) tell(t tb, x *prefix.Index, events ...event.Event) {
 // apply gives an index a message, and checks the digest.
 func apply(t tb, x *prefix.Index, m *event.Message) {
 	t.Helper()
-	digest, err := x.Apply(m)
+	digest, err := x.Apply(context.Background(), m)
 	if err != nil {
 		t.Fatalf("apply: %v", err)
 	}
@@ -244,7 +245,7 @@ func apply(t tb, x *prefix.Index, m *event.Message) {
 
 func restore(t tb, x *prefix.Index, object *bytes.Buffer) {
 	t.Helper()
-	if _, err := x.Restore(object); err != nil {
+	if _, err := x.Restore(context.Background(), object); err != nil {
 		t.Fatalf("restore: %v", err)
 	}
 }
