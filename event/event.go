@@ -139,3 +139,11 @@ type Position struct {
 
 // SameStream reports whether p and q lie in the same life of the same stream.
 func (p Position) SameStream(q Position) bool { return p.Stream == q.Stream && p.Created == q.Created }
+
+// Mark is where a consumer stands with a source: it has everything up to Seq, and drops what a lower fence or epoch sent.
+type Mark struct {
+	Fence   Fence
+	Epoch   Epoch
+	Started bool // Seq means something
+	Seq     Seq
+}

@@ -36,17 +36,9 @@ type Rememberer interface {
 	Sink
 	// Resume returns the stream sequence up to which everything was kept, by the identity of the stream that it was in,
 	// and where each source stood. A sequence of 0 begins with the stream.
-	Resume(ctx context.Context) (event.Position, map[event.Source]Mark, error)
+	Resume(ctx context.Context) (event.Position, map[event.Source]event.Mark, error)
 	// Reached says that everything up to a position in the stream was handed over.
 	Reached(at event.Position)
-}
-
-// Mark is where a source stands: nothing at or below it is handed over again.
-type Mark struct {
-	Fence   event.Fence
-	Epoch   event.Epoch
-	Started bool // Seq means something
-	Seq     event.Seq
 }
 
 // ConsumerConfig bounds a consumer.

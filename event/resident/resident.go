@@ -189,6 +189,26 @@ func (s *Set) Copied(h event.BlockHash, g event.Group, tier event.Tier) uint32 {
 	return s.slab.copies(i, t)
 }
 
+// Find returns what is known of a block: its names and parent, and the first tier that it lies in, if any.
+func (s *Set) Find(h event.BlockHash, g event.Group) (event.Entry, bool) {
+	i, ok := s.index.get(key{h, g.Index()})
+	if !ok {
+		return event.Entry{}, false
+	}
+	r := s.slab.at(i)
+	e := event.Entry{
+		Hash: h, Group: event.Group(r.group), Prefix: r.prefix, Local: r.local, HasParent: r.flags&recParent != 0, Seed: r.seed,
+		BlockSize: r.blockSize, Eagle: r.flags&recEagle != 0,
+	}
+	if e.HasParent {
+		e.Parent = s.slab.parent(i)
+	}
+	if r.first.copies > 0 {
+		e.Tier, e.Copies, e.Stored = s.tiers[r.first.tier].Tier, r.first.copies, r.first.stored
+	}
+	return e, true
+}
+
 func (s *Set) tierNames() []event.Tier {
 	names := make([]event.Tier, len(s.tiers))
 	for i := range s.tiers {

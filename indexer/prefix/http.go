@@ -6,21 +6,28 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
+
+	"kvstrata/event"
 )
 
 // maxBody bounds a lookup's request: a million token ids and more.
 const maxBody = 16 << 20
 
-// Handler serves POST /v1/lookup and GET /v1/sources. Errors are JSON objects with a field error that says what to
+// Handler serves POST /v1/lookup, and GET /v1/sources, /v1/prefixes and /v1/resident. Errors are JSON objects with a field error that says what to
 // change.
 func (x *Index) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/lookup", x.serveLookup)
 	mux.HandleFunc("GET /v1/sources", x.serveSources)
+	mux.HandleFunc("GET /v1/prefixes", x.servePrefixes)
+	mux.HandleFunc("GET /v1/resident", x.serveResident)
 	mux.HandleFunc("/v1/lookup", allow("POST"))
-	mux.HandleFunc("/v1/sources", allow("GET, HEAD"))
+	for _, path := range []string{"/v1/sources", "/v1/prefixes", "/v1/resident"} {
+		mux.HandleFunc(path, allow("GET, HEAD"))
+	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		writeError(w, http.StatusNotFound, errors.New("no such path; there are POST /v1/lookup and GET /v1/sources"))
+		writeError(w, http.StatusNotFound, errors.New("no such path; there are POST /v1/lookup, and GET /v1/sources, /v1/prefixes and /v1/resident"))
 	})
 	return mux
 }
@@ -65,6 +72,68 @@ func (x *Index) serveLookup(w http.ResponseWriter, r *http.Request) {
 
 func (x *Index) serveSources(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]any{"sources": x.Sources()})
+}
+
+// Bounds of GET /v1/prefixes.
+const (
+	defaultPrefixes = 50
+	maxPrefixes     = 1000
+)
+
+func (x *Index) servePrefixes(w http.ResponseWriter, r *http.Request) {
+	limit := defaultPrefixes
+	if text := r.URL.Query().Get("limit"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || n > maxPrefixes {
+			writeError(w, http.StatusBadRequest, fmt.Errorf("limit %q: want 1 to %d", text, maxPrefixes))
+			return
+		}
+		limit = n
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"rows": x.Hot(limit)})
+}
+
+// residentLine is one resident block of GET /v1/resident.
+type residentLine struct {
+	Hash   event.BlockHash   `json:"hash"`
+	Prefix *event.PrefixHash `json:"prefix,omitempty"`
+	Tier   event.Tier        `json:"tier"`
+	Group  event.Group       `json:"group"`
+	Copies uint32            `json:"copies"`
+}
+
+// serveResident lists a source's resident blocks as they are at one moment, a JSON line each.
+func (x *Index) serveResident(w http.ResponseWriter, r *http.Request) {
+	id := r.URL.Query().Get("source")
+	name, err := event.ParseSource(id)
+	if err != nil {
+		writeError(w, http.StatusBadRequest, fmt.Errorf("source: %w", err))
+		return
+	}
+	x.mu.Lock() // a snapshot marks the set
+	s := x.sources[name]
+	if s == nil {
+		x.mu.Unlock()
+		writeError(w, http.StatusNotFound, fmt.Errorf("source %q: not known; GET /v1/sources lists them", id))
+		return
+	}
+	snap := s.set.Snapshot()
+	x.mu.Unlock()
+	defer snap.Release()
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	enc := json.NewEncoder(w)
+	for e := range snap.Entries() {
+		if e.Copies == 0 {
+			continue
+		}
+		line := residentLine{Hash: e.Hash, Tier: e.Tier, Group: e.Group, Copies: e.Copies}
+		if e.Prefix != 0 {
+			line.Prefix = &e.Prefix
+		}
+		if enc.Encode(line) != nil {
+			return // the client went away
+		}
+	}
 }
 
 func writeError(w http.ResponseWriter, status int, err error) {

@@ -120,6 +120,7 @@ func (x *Index) Lookup(r *Request) (*Answer, error) {
 	slices.SortStableFunc(a.Matches, func(p, q Match) int {
 		return cmp.Or(cmp.Compare(q.Tokens, p.Tokens), cmp.Compare(q.DeviceTokens, p.DeviceTokens))
 	})
+	x.asked.count(r, a)
 	x.metrics.lookups.Observe(time.Since(start).Seconds())
 	return a, nil
 }

@@ -45,6 +45,8 @@ type Index struct {
 	byID    []*source
 	models  map[string]*model
 	tiers   []event.Tier
+	hot     map[hotKey]*heat
+	asked   asked
 }
 
 // source is what is known of one source.
@@ -66,6 +68,7 @@ type source struct {
 	hasLag    bool
 	appliedAt time.Time
 	blocks    uint64 // block operations applied
+	totals    Totals
 	agreed    uint64 // digests
 	differed  uint64
 	lastAgree bool
@@ -103,7 +106,7 @@ type owner struct {
 func New(cfg Config) *Index {
 	return &Index{
 		cfg: cfg, hasher: event.NewHasher(cfg.HashKey), metrics: newMetrics(),
-		sources: make(map[event.Source]*source), models: make(map[string]*model),
+		sources: make(map[event.Source]*source), models: make(map[string]*model), hot: make(map[hotKey]*heat),
 	}
 }
 
@@ -261,6 +264,10 @@ func (x *Index) Apply(_ context.Context, m *event.Message) (event.Digest, error)
 		}
 	}
 	s.appliedAt = x.cfg.Clock()
+	for i := range m.Batches {
+		x.heatUp(s, &m.Batches[i], s.appliedAt)
+		s.totals.add(&m.Batches[i])
+	}
 	if last := m.Batches[len(m.Batches)-1]; last.Received != 0 {
 		s.lag, s.hasLag = s.appliedAt.Sub(last.Received.Std()), true
 		x.metrics.lag.Observe(s.lag.Seconds())

@@ -23,6 +23,9 @@ type SourceInfo struct {
 	Told     float64           `json:"status_age_seconds"`
 	Resident []TierInfo        `json:"resident"`
 	Groups   []event.GroupInfo `json:"groups"`
+	Totals   Totals            `json:"totals"`               // told since this index began to read
+	Pool     uint64            `json:"pool,omitempty"`       // physical blocks, where the source tells
+	Heard    int64             `json:"last_event,omitempty"` // Unix ms of the last batch's reception by the subscriber
 	Ledger   event.Ledger      `json:"ledger"`
 	Balanced bool              `json:"ledger_balanced"`
 	Digest   DigestInfo        `json:"digest"`
@@ -65,6 +68,7 @@ func (x *Index) info(s *source, now time.Time) SourceInfo {
 		Source: s.name, Epoch: epoch, Fence: max(s.fence, s.status.Fence), Started: started, LastSeq: seq,
 		Groups: []event.GroupInfo{}, Told: now.Sub(s.toldAt).Seconds(), Ledger: s.status.Ledger, Balanced: s.status.Ledger.Balanced(), Resident: []TierInfo{},
 		Dialect: s.status.Dialect, Endpoint: s.status.Endpoint, Oddities: s.status.Counters,
+		Totals: s.totals, Pool: s.status.PoolSize,
 		Digest: DigestInfo{Agreed: s.agreed, Differed: s.differed, Last: "not compared yet"},
 	}
 	info.State, info.Reason = x.state(s, now)
@@ -85,6 +89,7 @@ func (x *Index) info(s *source, now time.Time) SourceInfo {
 	if s.hasLag {
 		lag, idle := s.lag.Seconds(), now.Sub(s.appliedAt).Seconds()
 		info.Lag, info.Idle = &lag, &idle
+		info.Heard = s.appliedAt.Add(-s.lag).UnixMilli()
 	}
 	if epoch != s.epoch {
 		return info

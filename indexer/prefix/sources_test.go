@@ -41,6 +41,7 @@ func TestSources(t *testing.T) {
 			LastSeq: 10, Behind: 3, Lag: ptr(1 - 0.011), Idle: ptr(10), Told: 10,
 			Resident: []prefix.TierInfo{{Tier: event.GPU, Blocks: 2, Copies: 2}, {Tier: event.CPU, Blocks: 1, Copies: 1}},
 			Groups:   []event.GroupInfo{{Group: event.NoGroup, BlockSize: 16}},
+			Totals:   prefix.Totals{Stored: 7, Cleared: 1}, Heard: began.Add(11 * time.Millisecond).UnixMilli(),
 			Ledger: event.Ledger{
 				Started: true, First: 7, Last: 13, Live: 5, Lost: 2, Holes: []event.Hole{{First: 8, Last: 9, Reason: "no replay endpoint"}},
 			},

@@ -1,0 +1,175 @@
+package prefix
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"kvstrata/event"
+)
+
+// maxHot bounds the prefixes whose heat is kept; beyond it the coldest half is forgotten.
+const maxHot = 8192
+
+// halfLife is how fast heat fades.
+const halfLife = 5 * time.Minute
+
+// hotKey is a prefix of a model's prompts.
+type hotKey struct {
+	model  *model
+	prefix event.PrefixHash
+	cut    variant
+}
+
+// heat is how often stored runs continued a prefix. Engines report no hits: a run that continues a prefix is what a
+// partly cached request leaves behind, and one that was cached whole leaves nothing.
+type heat struct {
+	score float64 // at the time of last
+	last  time.Time
+	// The block that was continued last.
+	source *source
+	hash   event.BlockHash
+	group  event.Group
+	blocks atomic.Uint32 // length of the prefix, worked out once; 0 = not known yet
+}
+
+func (h *heat) at(now time.Time) float64 {
+	return h.score * math.Exp2(-now.Sub(h.last).Seconds()/halfLife.Seconds())
+}
+
+// heatUp counts the prefixes that a batch's runs continue. The caller holds the write lock, and has applied the batch.
+func (x *Index) heatUp(s *source, b *event.Batch, now time.Time) {
+	for i := range b.Events {
+		ev := &b.Events[i]
+		if ev.Kind != event.Stored || !ev.HasParent || len(ev.Blocks) == 0 || ev.Blocks[0].Effect == 0 {
+			continue
+		}
+		parent, ok := s.set.Find(ev.Parent, ev.Group)
+		if !ok || parent.Prefix == 0 {
+			continue
+		}
+		k := hotKey{s.model, parent.Prefix, variant{parent.BlockSize, parent.Eagle}}
+		h := x.hot[k]
+		if h == nil {
+			if len(x.hot) >= maxHot {
+				x.coolDown(now)
+			}
+			h = &heat{last: now}
+			x.hot[k] = h
+		}
+		h.score, h.last = h.at(now)+1, now
+		h.source, h.hash, h.group = s, ev.Parent.Clone(), ev.Group
+	}
+}
+
+// coolDown forgets the coldest half.
+func (x *Index) coolDown(now time.Time) {
+	scores := make([]float64, 0, len(x.hot))
+	for _, h := range x.hot {
+		scores = append(scores, h.at(now))
+	}
+	slices.Sort(scores)
+	median := scores[len(scores)/2]
+	for k, h := range x.hot {
+		if h.at(now) <= median {
+			delete(x.hot, k)
+		}
+	}
+}
+
+// HotPrefix is a prefix that stored runs continued, as GET /v1/prefixes shows it. Times are Unix milliseconds.
+type HotPrefix struct {
+	Prefix         event.PrefixHash `json:"prefix"`
+	Model          string           `json:"model"`
+	Blocks         uint32           `json:"blocks"` // length; 0 = unknown, since an ancestor is gone
+	Tokens         uint32           `json:"tokens"`
+	BlockSize      uint32           `json:"block_size"`
+	Continued      float64          `json:"continued"` // runs, fading with a half-life of five minutes
+	Copies         uint32           `json:"copies"`
+	Owners         []HotOwner       `json:"owners"`
+	ResidentTokens uint64           `json:"resident_tokens"`
+	Stored         int64            `json:"stored,omitempty"` // since when it is resident where it was continued last, by the engine's clock
+	Last           int64            `json:"last"`
+}
+
+// HotOwner is a source that holds the last block of a prefix in a tier.
+type HotOwner struct {
+	ID       string     `json:"id"`
+	Instance string     `json:"instance"`
+	Tier     event.Tier `json:"tier"`
+	Copies   uint32     `json:"copies"` // of the block, under all of the engine's names for it
+}
+
+// Hot returns the hottest prefixes, at most n.
+func (x *Index) Hot(n int) []HotPrefix {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	now := x.cfg.Clock()
+	type scored struct {
+		key   hotKey
+		heat  *heat
+		score float64
+	}
+	all := make([]scored, 0, len(x.hot))
+	for k, h := range x.hot {
+		all = append(all, scored{k, h, h.at(now)})
+	}
+	slices.SortFunc(all, func(a, b scored) int {
+		return cmp.Or(cmp.Compare(b.score, a.score), cmp.Compare(a.key.prefix, b.key.prefix))
+	})
+	if len(all) > n {
+		all = all[:n]
+	}
+	rows := make([]HotPrefix, 0, len(all))
+	for _, s := range all {
+		rows = append(rows, x.hotPrefix(s.key, s.heat, s.score))
+	}
+	return rows
+}
+
+func (x *Index) hotPrefix(k hotKey, h *heat, score float64) HotPrefix {
+	row := HotPrefix{
+		Prefix: k.prefix, Model: h.source.name.Model, BlockSize: k.cut.blockSize, Continued: math.Round(score*100) / 100,
+		Owners: []HotOwner{}, Last: h.last.UnixMilli(),
+	}
+	row.Blocks = h.blocks.Load()
+	if row.Blocks == 0 {
+		row.Blocks = h.source.length(h.hash, h.group)
+		h.blocks.Store(row.Blocks)
+	}
+	row.Tokens = row.Blocks * k.cut.blockSize
+	if e, ok := h.source.set.Find(h.hash, h.group); ok && e.Stored != 0 {
+		row.Stored = e.Stored.Std().UnixMilli()
+	}
+	held := k.model.tables[k.cut][k.prefix]
+	for o := range held.all {
+		s := x.byID[o.source]
+		row.Owners = append(row.Owners, HotOwner{ID: s.name.Tokens(), Instance: s.name.Instance, Tier: x.tiers[o.tier], Copies: o.count})
+		row.Copies += o.count
+	}
+	slices.SortFunc(row.Owners, func(a, b HotOwner) int {
+		return cmp.Or(cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.ID, b.ID), cmp.Compare(a.Tier, b.Tier))
+	})
+	row.ResidentTokens = uint64(row.Tokens) * uint64(len(row.Owners))
+	return row
+}
+
+// maxLength bounds a walk to the root.
+const maxLength = 1 << 20
+
+// length returns how many blocks a chain has up to a block; 0 when one of them is gone.
+func (s *source) length(h event.BlockHash, g event.Group) uint32 {
+	for n := uint32(1); n < maxLength; n++ {
+		e, ok := s.set.Find(h, g)
+		if !ok {
+			return 0
+		}
+		if !e.HasParent {
+			return n
+		}
+		h = e.Parent
+	}
+	return 0
+}
