@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"kvstrata/event"
-	"kvstrata/indexer/prefix"
 	"kvstrata/publisher"
 	"kvstrata/subscriber"
 )
@@ -68,9 +67,14 @@ func (c *benchPipelineCmd) Run(a *app) error {
 	}
 	defer s.close()
 	watch := make(map[event.Source]*benchSource)
-	if err := s.addPrefix("", func(x *prefix.Index) subscriber.Sink { return watchedIndex{x, watch} }); err != nil {
+	if err := s.addPrefix(""); err != nil {
 		return err
 	}
+	s.observers = append(s.observers, func(m *event.Message) {
+		if b := watch[m.Source]; b != nil {
+			b.see(uint64(m.Batches[len(m.Batches)-1].Last)+1, time.Now())
+		}
+	})
 	ctx, stop := context.WithCancel(a.ctx)
 	defer stop()
 	sources, err := c.open(ctx, s, watch)
@@ -106,21 +110,6 @@ type benchSource struct {
 	began    time.Time     // when its first batch was due
 	first    uint64        // that batch
 	lags     []float64     // in ms, from when a batch was due until lookups saw it
-}
-
-// watchedIndex tells the sources what lookups see, as soon as they see it.
-type watchedIndex struct {
-	*prefix.Index
-	watch map[event.Source]*benchSource
-}
-
-// Apply applies, and tells.
-func (w watchedIndex) Apply(ctx context.Context, m *event.Message) (event.Digest, error) {
-	digest, err := w.Index.Apply(ctx, m)
-	if b := w.watch[m.Source]; b != nil && err == nil {
-		b.see(uint64(m.Batches[len(m.Batches)-1].Last)+1, time.Now())
-	}
-	return digest, err
 }
 
 func (b *benchSource) see(applied uint64, now time.Time) {

@@ -22,6 +22,7 @@ import (
 type demoCmd struct {
 	edgeFlags
 	listenFlags
+	historyFlags
 
 	NATSListen string `name:"nats-listen" help:"Address of the embedded NATS server; port 0 takes a free one." default:"127.0.0.1:4222" env:"KVSTRATA_NATS_LISTEN"`
 	Prefill    int    `help:"Prefill engines." default:"2"`
@@ -31,8 +32,8 @@ type demoCmd struct {
 	Form       string `help:"Encoding of the engines' events: map as vLLM since 0.24, or array as before." enum:"map,array" default:"map"`
 	Trace      string `help:"A Mooncake trace to replay instead of generated traffic." type:"path" placeholder:"FILE"`
 	Speed      string `help:"Virtual time over real time; max: one request after another, as fast as it goes." default:"1"`
-	Exit       bool   `help:"End with the trace: compare what the engines hold with what the index says, report, and exit 3 on a difference."`
-	Data       string `help:"Folder of the embedded NATS server; kept. Without it a temporary one is used and removed." type:"path" placeholder:"DIR"`
+	Exit       bool   `help:"End with the trace: compare what the engines hold with what the index and history say, report, and exit 3 on a difference."`
+	Data       string `help:"Folder of the embedded NATS server and ClickHouse engine; kept. Without it a temporary one is used and removed." type:"path" placeholder:"DIR"`
 }
 
 // Help shows how it is used.
@@ -66,7 +67,13 @@ func (c *demoCmd) Run(a *app) (err error) {
 		return err
 	}
 	defer s.close()
-	if err := s.addPrefix(c.HashKey, nil); err != nil {
+	if err := s.addPrefix(c.HashKey); err != nil {
+		return err
+	}
+	if err := s.addHistory(c.historyFlags, dir); err != nil {
+		return err
+	}
+	if err := s.addWeb(c.HashKey, c.historyFlags, dir, knownRoles); err != nil {
 		return err
 	}
 	// The engines run under a context of their own: they stop first.

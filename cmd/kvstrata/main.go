@@ -36,10 +36,15 @@ type cli struct {
 	Demo    demoCmd    `cmd:"" help:"Run everything here, with simulated engines."`
 	Run     runCmd     `cmd:"" help:"Run roles against real engines."`
 	Tail    tailCmd    `cmd:"" help:"Print events as they come."`
+	Query   queryCmd   `cmd:"" help:"Ask history a named question."`
+	Explain explainCmd `cmd:"" help:"Tell the story of one block."`
+	Migrate migrateCmd `cmd:"" help:"Bring a ClickHouse to the present schema."`
 	Lookup  lookupCmd  `cmd:"" help:"Ask an index who holds the longest prefix."`
 	Doctor  doctorCmd  `cmd:"" help:"Check what kvstrata needs, a line each."`
 	Bench   benchCmd   `cmd:"" help:"Measure."`
 	Version versionCmd `cmd:"" help:"Print versions."`
+
+	HistoryEngine historyEngineCmd `cmd:"" name:"history-engine" hidden:"" help:"The embedded engine's child process."`
 }
 
 // app is what every command gets.

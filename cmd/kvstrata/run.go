@@ -14,11 +14,12 @@ type runCmd struct {
 	natsFlags
 	edgeFlags
 	listenFlags
+	historyFlags
 
-	Roles   []string `help:"Roles of this process: subscriber, prefix." default:"subscriber,prefix" env:"KVSTRATA_ROLES"`
+	Roles   []string `help:"Roles of this process: subscriber, prefix, history, web." default:"subscriber,prefix,history,web" env:"KVSTRATA_ROLES"`
 	Engine  []string `help:"An engine, repeated: zmq+tcp://host:5557,model=NAME[,replay=tcp://host:5558][,instance=NAME][,rank=0][,ranks=1][,topic=PREFIX][,dialect=auto|vllm][,report=new|full][,pool=BLOCKS]." sep:"none" placeholder:"ENGINE" env:"KVSTRATA_ENGINE"`
 	Engines string   `help:"A file of engines, one a line." type:"path" env:"KVSTRATA_ENGINES"`
-	Data    string   `help:"Folder of the embedded NATS server." type:"path" placeholder:"DIR" env:"KVSTRATA_DATA"`
+	Data    string   `help:"Folder of the embedded NATS server and the embedded ClickHouse engine; kept." type:"path" placeholder:"DIR" env:"KVSTRATA_DATA"`
 }
 
 // Help shows how it is used.
@@ -29,7 +30,7 @@ func (runCmd) Help() string {
   kvstrata run --roles prefix --nats nats://10.0.0.9:4222 --listen 0.0.0.0:8080`
 }
 
-var knownRoles = []string{"subscriber", "prefix"}
+var knownRoles = []string{"subscriber", "prefix", "history", "web"}
 
 // Run runs the roles until a signal comes.
 func (c *runCmd) Run(a *app) error {
@@ -51,7 +52,11 @@ func (c *runCmd) Run(a *app) error {
 		case "subscriber":
 			err = s.addSubscriber(c.edgeFlags.subscriber(), engines)
 		case "prefix":
-			err = s.addPrefix(c.HashKey, nil)
+			err = s.addPrefix(c.HashKey)
+		case "history":
+			err = s.addHistory(c.historyFlags, dir)
+		case "web":
+			err = s.addWeb(c.HashKey, c.historyFlags, dir, c.Roles)
 		}
 		if err != nil {
 			return err
@@ -63,6 +68,9 @@ func (c *runCmd) Run(a *app) error {
 	fmt.Fprintf(a.stdout, "kvstrata %s\n  api    %s\n  admin  %s\n", strings.Join(c.Roles, ", "), s.server.URL(), s.server.AdminURL())
 	if s.nats != nil {
 		fmt.Fprintf(a.stdout, "  nats   embedded at %s, streams in %s\n", s.nats.URL(), dir)
+	}
+	if s.engine != nil {
+		fmt.Fprintf(a.stdout, "  history  embedded engine, data in %s\n", engineDir(dir))
 	}
 	for _, e := range engines {
 		fmt.Fprintf(a.stdout, "  engine %v at %s\n", e.Source, e.Endpoint)

@@ -14,6 +14,8 @@ import (
 
 	"kvstrata/bus"
 	"kvstrata/event"
+	"kvstrata/indexer/history"
+	"kvstrata/indexer/history/embedded"
 	"kvstrata/indexer/prefix"
 	"kvstrata/publisher"
 	"kvstrata/server"
@@ -66,10 +68,15 @@ type stack struct {
 	nats     *bus.Server // nil where a real server is used
 	bus      *bus.Bus
 
-	index    *prefix.Index
-	consumer *subscriber.Consumer
-	sub      *subscriber.Subscriber
-	server   *server.Server
+	index     *prefix.Index
+	consumer  *subscriber.Consumer // of the index
+	observers []func(*event.Message)
+	sub       *subscriber.Subscriber
+	engine    *embedded.Engine // nil where a real ClickHouse is used
+	writer    *history.Writer
+	reader    *history.Reader
+	watch     *historyWatch
+	server    *server.Server
 
 	handlers map[string]http.Handler
 	ready    []server.Ready
@@ -130,19 +137,18 @@ func newStack(a *app, flags natsFlags, dir string) (*stack, error) {
 	return s, nil
 }
 
-// addPrefix adds the prefix index. wrap, which may be nil, stands between it and the stream.
-func (s *stack) addPrefix(hashKey string, wrap func(*prefix.Index) subscriber.Sink) error {
+// addPrefix adds the prefix index; once is enough.
+func (s *stack) addPrefix(hashKey string) error {
+	if s.index != nil {
+		return nil
+	}
 	cfg := prefix.DefaultConfig()
 	cfg.HashKey = hashKey
 	s.index = prefix.New(cfg)
 	if err := s.registry.Register(s.index); err != nil {
 		return fmt.Errorf("register index metrics: %w", err)
 	}
-	var sink subscriber.Sink = s.index
-	if wrap != nil {
-		sink = wrap(s.index)
-	}
-	s.consumer = subscriber.NewConsumer(subscriber.DefaultConsumerConfig(), s.bus, sink, "prefix", s.app.log, s.registry)
+	s.consumer = subscriber.NewConsumer(subscriber.DefaultConsumerConfig(), s.bus, observedIndex{s.index, s}, "prefix", s.app.log, s.registry)
 	s.handlers["/v1/"] = s.index.Handler()
 	s.ready = append(s.ready, server.Ready{Name: "prefix", Check: func() error {
 		if !s.consumer.CaughtUp() {
@@ -152,6 +158,23 @@ func (s *stack) addPrefix(hashKey string, wrap func(*prefix.Index) subscriber.Si
 	}})
 	s.runs = append(s.runs, s.consumer.Run)
 	return nil
+}
+
+// observedIndex shows the stack's observers each message as soon as lookups see it. They are set before the stack runs.
+type observedIndex struct {
+	*prefix.Index
+	stack *stack
+}
+
+// Apply applies, and shows.
+func (x observedIndex) Apply(ctx context.Context, m *event.Message) (event.Digest, error) {
+	digest, err := x.Index.Apply(ctx, m)
+	if err == nil {
+		for _, observe := range x.stack.observers {
+			observe(m)
+		}
+	}
+	return digest, err
 }
 
 // addSubscriber adds the subscriber of engines.
@@ -198,6 +221,11 @@ func (s *stack) run(ctx context.Context) error {
 }
 
 func (s *stack) close() {
+	if s.reader != nil {
+		if err := s.reader.Close(); err != nil {
+			s.app.log.Warn("closing the connections to ClickHouse", "err", err)
+		}
+	}
 	if s.bus != nil {
 		s.bus.Close()
 	}

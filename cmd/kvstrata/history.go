@@ -1,0 +1,328 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"kvstrata/bus"
+	"kvstrata/event"
+	"kvstrata/indexer/history"
+	"kvstrata/indexer/history/embedded"
+	"kvstrata/server"
+	"kvstrata/subscriber"
+)
+
+// historyFlags say which ClickHouse to use.
+type historyFlags struct {
+	ClickHouse string `name:"clickhouse" help:"ClickHouse: clickhouse://host:9000/db, http://host:8123/db, or unix:///path/clickhouse.sock of an engine that another process embeds. Empty: the embedded engine." placeholder:"URL" env:"KVSTRATA_CLICKHOUSE"`
+	CHDB       string `name:"chdb" help:"Library of the embedded engine (libchdb.so); make setup installs it." type:"path" placeholder:"FILE" env:"KVSTRATA_CHDB"`
+	Memory     uint64 `name:"clickhouse-memory" help:"Bytes that the embedded engine may hold." default:"2147483648" env:"KVSTRATA_CLICKHOUSE_MEMORY"`
+}
+
+// engineDir is where the embedded engine's data lie in a data folder.
+func engineDir(data string) string { return filepath.Join(data, "clickhouse") }
+
+// config returns the history configuration; without an address it is the engine's in the data folder.
+func (f historyFlags) config(data string) (history.Config, error) {
+	cfg := history.DefaultConfig()
+	cfg.Address = f.ClickHouse
+	if cfg.Address == "" {
+		dir, err := filepath.Abs(engineDir(data))
+		if err != nil {
+			return cfg, err
+		}
+		cfg.Address = "unix://" + embedded.SocketPath(dir)
+	}
+	if err := cfg.Validate(); err != nil {
+		return cfg, usagef("%w", err)
+	}
+	return cfg, nil
+}
+
+// historyEngineCmd is what the embedded engine's child process runs.
+type historyEngineCmd struct{}
+
+// Run serves the engine until the parent is gone.
+func (historyEngineCmd) Run(a *app) error {
+	ctx, stop := signal.NotifyContext(context.WithoutCancel(a.ctx), syscall.SIGTERM) // an interrupt from the terminal is the parent's to handle
+	defer stop()
+	cfg, err := embedded.ReadChildConfig(os.Stdin)
+	if err != nil {
+		return err
+	}
+	return embedded.Serve(ctx, cfg, a.log)
+}
+
+// historyEngineArg is the name of that command.
+const historyEngineArg = "history-engine"
+
+// addHistory adds the writer of history, with the embedded engine when no ClickHouse is given.
+func (s *stack) addHistory(flags historyFlags, data string) error {
+	cfg, err := flags.config(data)
+	if err != nil {
+		return err
+	}
+	if flags.ClickHouse == "" {
+		if err := s.addEngine(flags, data); err != nil {
+			return err
+		}
+	}
+	if s.writer, err = history.NewWriter(cfg, s.app.log, s.registry); err != nil {
+		return usagef("%w", err)
+	}
+	consumer := subscriber.NewConsumer(subscriber.DefaultConsumerConfig(), s.bus, s.writer, "history", s.app.log, s.registry)
+	s.ready = append(s.ready, server.Ready{Name: "history", Check: func() error {
+		if trouble := s.writer.Trouble(); trouble != "" {
+			return errors.New(trouble)
+		}
+		if !consumer.CaughtUp() {
+			return errors.New("not caught up with the stream")
+		}
+		return nil
+	}})
+	s.runs = append(s.runs, func(ctx context.Context) error { return s.writeHistory(ctx, consumer) })
+	return s.addReader(cfg)
+}
+
+func (s *stack) addEngine(flags historyFlags, data string) error {
+	cfg := embedded.DefaultConfig()
+	dir, err := filepath.Abs(engineDir(data))
+	if err != nil {
+		return err
+	}
+	cfg.Dir, cfg.Library, cfg.Args = dir, flags.CHDB, []string{historyEngineArg}
+	cfg.Limits.Memory = flags.Memory
+	cfg.Limits.QueryMemory = min(cfg.Limits.QueryMemory, flags.Memory/2)
+	if s.engine, err = embedded.New(cfg, s.app.log, s.registry); err != nil {
+		return fmt.Errorf("%w; or give a server with --clickhouse", err)
+	}
+	s.runs = append(s.runs, s.engine.Run)
+	return nil
+}
+
+// historyLease is the lease of whoever writes history: one at a time for the whole stream.
+var historyLease = event.Source{Cluster: "kvstrata", Model: "history", Instance: "writer", Origin: event.Store}
+
+// writeHistory writes while this process holds the lease.
+func (s *stack) writeHistory(ctx context.Context, consumer *subscriber.Consumer) error {
+	if s.engine != nil {
+		if err := s.engine.WaitReady(ctx); err != nil {
+			return nil // stopped before it was
+		}
+	}
+	for ctx.Err() == nil {
+		err := s.holdHistory(ctx, consumer)
+		if ctx.Err() != nil {
+			break
+		}
+		s.app.log.Warn("history is not written by this process for now; trying again", "err", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
+	return nil
+}
+
+func (s *stack) holdHistory(ctx context.Context, consumer *subscriber.Consumer) error {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown host"
+	}
+	lease, err := s.bus.Acquire(ctx, historyLease, fmt.Sprintf("%s:%d", host, os.Getpid()))
+	if err != nil {
+		return err
+	}
+	group, held := errgroup.WithContext(ctx)
+	group.Go(func() error { return lease.Keep(held) })
+	group.Go(func() error { return s.writer.Run(held) })
+	group.Go(func() error { return consumer.Run(held) })
+	err = group.Wait()
+	if !errors.Is(err, bus.ErrLeaseLost) {
+		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		err = errors.Join(err, lease.Release(release))
+	}
+	return err
+}
+
+// addReader adds the queries; once is enough.
+func (s *stack) addReader(cfg history.Config) error {
+	if s.reader != nil {
+		return nil
+	}
+	reader, err := history.NewReader(cfg)
+	if err != nil {
+		return usagef("%w", err)
+	}
+	s.reader = reader
+	h := reader.Handler()
+	for _, path := range []string{"/v1/queries", "/v1/query/", "/v1/explain/"} {
+		s.handlers[path] = h
+	}
+	s.watch = &historyWatch{reader: reader, bus: s.bus}
+	s.watch.doc = serviceDoc{Name: "history", State: "down", Reason: "not asked yet"}
+	s.registry.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "kvstrata_history_behind_messages", Help: "Messages of the stream that are not in ClickHouse yet.",
+		}, func() float64 { return float64(s.watch.get().Detail.BehindMessages) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "kvstrata_history_retained_messages", Help: "How many more messages may come before NATS discards one that is not in ClickHouse; 0 = it has.",
+		}, func() float64 { return float64(s.watch.get().Detail.Retained) }))
+	s.runs = append(s.runs, s.watch.run)
+	return nil
+}
+
+// serviceDoc is the document service/NAME of the live socket.
+type serviceDoc struct {
+	Name   string         `json:"name"`
+	State  string         `json:"state"` // ok, behind, down or off
+	Reason string         `json:"reason"`
+	Detail *historyDetail `json:"detail,omitempty"`
+}
+
+// historyDetail is how far history is.
+type historyDetail struct {
+	Rows           uint64  `json:"rows"`
+	LagSeconds     float64 `json:"lag_seconds"` // since the place in the stream was written, while messages wait; else 0
+	BehindMessages uint64  `json:"behind_messages"`
+	Retained       uint64  `json:"retained_messages"`
+}
+
+// historyWatch looks how far history is: at the tables themselves and at the stream, so that it is the same whichever
+// process writes.
+type historyWatch struct {
+	reader *history.Reader
+	bus    *bus.Bus
+
+	mu  sync.Mutex
+	doc serviceDoc
+}
+
+// Bounds of historyWatch: behind is told from there on.
+const (
+	watchEvery  = time.Second
+	behindAfter = 10 * time.Second
+)
+
+func (w *historyWatch) get() serviceDoc {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	doc := w.doc
+	if doc.Detail == nil {
+		doc.Detail = &historyDetail{}
+	}
+	return doc
+}
+
+func (w *historyWatch) run(ctx context.Context) error {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	for {
+		doc := w.look(ctx)
+		w.mu.Lock()
+		if doc.Detail == nil {
+			doc.Detail = w.doc.Detail // the last known
+		}
+		w.doc = doc
+		w.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+func (w *historyWatch) look(ctx context.Context) serviceDoc {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	doc := serviceDoc{Name: "history", State: "ok"}
+	end, err := w.bus.Position(ctx)
+	if err != nil {
+		doc.State, doc.Reason = "down", "NATS does not say how far the stream is"
+		return doc
+	}
+	first, err := w.bus.First(ctx)
+	if err != nil {
+		doc.State, doc.Reason = "down", "NATS does not say how far the stream is"
+		return doc
+	}
+	at, err := w.reader.Standing(ctx)
+	if err != nil {
+		doc.State, doc.Reason = "down", strings.TrimSpace(cmp.Or(err.Error(), "ClickHouse does not answer"))
+		return doc
+	}
+	detail := &historyDetail{Rows: at.Rows}
+	doc.Detail = detail
+	kept := at.At.Sequence
+	if !at.At.SameStream(end) {
+		kept = 0
+	}
+	detail.BehindMessages = end.Sequence - min(kept, end.Sequence)
+	if kept+1 >= first {
+		detail.Retained = kept + 1 - first
+	}
+	if detail.BehindMessages > 0 && !at.Written.IsZero() {
+		detail.LagSeconds = time.Since(at.Written).Round(100 * time.Millisecond).Seconds()
+	}
+	switch {
+	case kept+1 < first && kept > 0:
+		doc.State, doc.Reason = "behind", fmt.Sprintf("messages %d to %d left NATS before they were kept", kept+1, first-1)
+	case detail.LagSeconds > behindAfter.Seconds():
+		doc.State, doc.Reason = "behind", fmt.Sprintf("%d messages wait in NATS for %.0f s; is a history role running, and ClickHouse well?",
+			detail.BehindMessages, detail.LagSeconds)
+	}
+	return doc
+}
+
+// migrateCmd brings a ClickHouse to the present schema.
+type migrateCmd struct {
+	ClickHouse string `name:"clickhouse" help:"ClickHouse: clickhouse://host:9000/db, http://host:8123/db, or unix:///path/clickhouse.sock." required:"" placeholder:"URL" env:"KVSTRATA_CLICKHOUSE"`
+	DryRun     bool   `help:"Only list what is applied and what waits."`
+}
+
+// Help shows how it is used.
+func (migrateCmd) Help() string {
+	return `The history role does this by itself when it starts. Example:
+
+  kvstrata migrate --clickhouse http://default:secret@10.0.0.7:8123/kvstrata`
+}
+
+// Run migrates, and says what was done.
+func (c *migrateCmd) Run(a *app) error {
+	cfg, err := historyFlags{ClickHouse: c.ClickHouse}.config("")
+	if err != nil {
+		return err
+	}
+	if !c.DryRun {
+		steps, err := history.Migrate(a.ctx, cfg)
+		if err != nil {
+			return err
+		}
+		for _, step := range steps {
+			fmt.Fprintf(a.stdout, "applied  %s\n", filepath.Base(step.File))
+		}
+	}
+	steps, err := history.Status(a.ctx, cfg)
+	if err != nil {
+		return err
+	}
+	for _, step := range steps {
+		state := map[bool]string{true: "present", false: "waits"}[step.Applied]
+		fmt.Fprintf(a.stdout, "%-8s %s\n", state, filepath.Base(step.File))
+	}
+	return nil
+}

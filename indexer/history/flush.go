@@ -1,0 +1,337 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ClickHouse/clickhouse-go/v2"
+	"github.com/cenkalti/backoff/v5"
+
+	"kvstrata/event"
+	"kvstrata/indexer/history/embedded"
+)
+
+// errAnotherWriter says that the tables were moved on by somebody else.
+var errAnotherWriter = errors.New("another writer has written to this history")
+
+// Run brings the database to the present schema, reads where the tables stand, and inserts rounds until ctx ends, or
+// another writer is found to have gone on in its place. While ClickHouse does not answer it tries again.
+func (w *Writer) Run(ctx context.Context) error {
+	defer w.stop()
+	conn, err := w.cfg.open(embedded.Writer)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	err = w.insist(ctx, "start history", func(ctx context.Context) error {
+		if _, err := Migrate(ctx, w.cfg); err != nil {
+			return err
+		}
+		return w.begin(ctx, conn)
+	})
+	for err == nil {
+		err = w.pass(ctx, conn)
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// stop gives the rounds up: whoever waits for room is refused, and the next Run begins where the tables stand.
+func (w *Writer) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.open, w.spare, w.running = nil, nil, make(chan struct{})
+	w.takenToken()
+}
+
+func (w *Writer) takenToken() {
+	select {
+	case w.taken <- struct{}{}:
+	default:
+	}
+}
+
+// begin ends the inserts of a writer before this one, and reads where the tables stand.
+func (w *Writer) begin(ctx context.Context, conn clickhouse.Conn) error {
+	if a, err := w.cfg.address(); err != nil || a.socket == "" { // the embedded engine has one writer, and it died with it
+		if err := conn.Exec(ctx, "KILL QUERY WHERE startsWith(query_id, '"+queryIDPrefix+"') SYNC"); err != nil {
+			return fmt.Errorf("end the inserts of an earlier writer: %w", err)
+		}
+	}
+	at, err := readProgress(ctx, conn)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.sources = at.sources
+	w.reached = at.committed.at
+	w.committed = at.committed
+	w.life = time.Now().UnixNano()
+	w.open, w.spare = newRound(), newRound()
+	select {
+	case <-w.running:
+	default:
+		close(w.running)
+	}
+	return nil
+}
+
+// pass waits for a round to be due and inserts it.
+func (w *Writer) pass(ctx context.Context, conn clickhouse.Conn) error {
+	due := time.NewTicker(w.cfg.FlushEvery / 10)
+	defer due.Stop()
+	var r *round
+	for r == nil {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-w.full:
+			r = w.take(true)
+		case <-due.C:
+			r = w.take(false)
+		}
+	}
+	began := time.Now()
+	if err := w.insertRound(ctx, conn, r); err != nil {
+		return err
+	}
+	w.metrics.rounds.Observe(time.Since(began).Seconds())
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.committed.at = r.at
+	for name, m := range r.marks {
+		w.committed.marks[name] = m
+	}
+	if r.rows() > 0 {
+		w.metrics.lag.Observe(max(time.Since(r.oldest).Seconds(), 0))
+	}
+	r.reset()
+	w.spare = r
+	return nil
+}
+
+// idleProgress is how often the place in the stream is written while no rows come.
+const idleProgress = 5 * time.Second
+
+// take takes the open round if it is due, and opens the spare one.
+func (w *Writer) take(now bool) *round {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r := w.open
+	rows := r.rows()
+	if r.began.IsZero() && w.reached != w.committed.at {
+		r.began = time.Now() // only the place has moved
+	}
+	wait := w.cfg.FlushEvery
+	if rows == 0 {
+		wait = max(wait, idleProgress)
+	}
+	if r.began.IsZero() || !now && rows < w.cfg.MaxRows && time.Since(r.began) < wait {
+		return nil
+	}
+	r.at = w.reached
+	w.open, w.spare = w.spare, nil
+	w.takenToken()
+	return r
+}
+
+// insertRound inserts the tables of a round, and then its place, until all are in. A round is sent with the same tokens
+// however often an answer is lost.
+func (w *Writer) insertRound(ctx context.Context, conn clickhouse.Conn, r *round) error {
+	w.mu.Lock()
+	number, life := w.committed.round+1, w.life
+	w.mu.Unlock()
+	token := func(table string) string {
+		return fmt.Sprintf("%d:%d:%s", life, number, table) // another life cuts its rounds elsewhere
+	}
+	send := func(table string, rows int, token string, columns []column) error {
+		if rows == 0 {
+			return nil
+		}
+		err := w.insist(ctx, "insert into "+table, func(ctx context.Context) error {
+			return insert(ctx, conn, table, token, columns)
+		})
+		if err == nil {
+			w.metrics.rows.WithLabelValues(table).Add(float64(rows))
+		}
+		return err
+	}
+	if err := w.insist(ctx, "check who writes", func(ctx context.Context) error { return w.alone(ctx, conn, number) }); err != nil {
+		return err
+	}
+	for _, s := range r.snapshots {
+		if err := send("snapshots", s.len(), fmt.Sprintf("%s:%d:snapshots", s.source[0], s.snapshot[0]), s.columns()); err != nil {
+			return err
+		}
+	}
+	for t, columns := range [tables][]column{blockTable: r.blocks.columns(), loadTable: r.loads.columns(), ledgerTable: r.ledger.columns()} {
+		rows := [tables]int{blockTable: r.blocks.len(), loadTable: r.loads.len(), ledgerTable: r.ledger.len()}[t]
+		if err := send(tableNames[t], rows, token(tableNames[t]), columns); err != nil {
+			return err
+		}
+	}
+	var p progressRows
+	now := time.Now()
+	p.add("", number, now, r.at, mark{})
+	for name, m := range r.marks {
+		p.add(name.Tokens(), number, now, r.at, m)
+	}
+	if err := send("progress", len(p.source), token("progress"), p.columns()); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	w.committed.round = number
+	w.mu.Unlock()
+	return nil
+}
+
+// alone checks that the last round in the table is this writer's.
+func (w *Writer) alone(ctx context.Context, conn clickhouse.Conn, number uint64) error {
+	var last uint64
+	if err := conn.QueryRow(ctx, "SELECT max(round) FROM progress WHERE source = ''").Scan(&last); err != nil {
+		return err
+	}
+	if last >= number {
+		return backoff.Permanent(fmt.Errorf("%w: round %d is there, and this one would be %d", errAnotherWriter, last, number))
+	}
+	return nil
+}
+
+// attemptTimeout is how long ClickHouse may take for one statement of the writer.
+const attemptTimeout = time.Minute
+
+// insist does something until it works, ctx ends, or the error is permanent. Meanwhile Trouble says why it does not.
+func (w *Writer) insist(ctx context.Context, what string, do func(context.Context) error) error {
+	policy := backoff.NewExponentialBackOff()
+	policy.InitialInterval, policy.MaxInterval = 50*time.Millisecond, 5*time.Second
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
+		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
+		defer cancel()
+		err := do(attempt)
+		if err != nil && ctx.Err() == nil {
+			w.say(what, err)
+		}
+		return struct{}{}, err
+	}, backoff.WithBackOff(policy), backoff.WithMaxElapsedTime(0))
+	if err == nil {
+		w.say(what, nil)
+	}
+	return err
+}
+
+// say keeps why inserts do not go through, and logs when that begins and when it ends.
+func (w *Writer) say(what string, err error) {
+	w.mu.Lock()
+	before := w.trouble
+	w.trouble = ""
+	if err != nil {
+		w.trouble = err.Error()
+		w.metrics.retries.Inc()
+	}
+	w.mu.Unlock()
+	switch {
+	case before == "" && err != nil:
+		w.log.Warn("ClickHouse takes nothing; trying again, and NATS keeps what comes meanwhile", "doing", what, "err", err)
+	case before != "" && err == nil:
+		w.log.Info("ClickHouse takes rows again")
+	}
+}
+
+// standing is where the tables stand.
+type standing struct {
+	committed committed
+	sources   map[event.Source]*sourceState
+}
+
+// readProgress reads the last round's place, and what each table holds beyond it.
+func readProgress(ctx context.Context, conn clickhouse.Conn) (*standing, error) {
+	s := &standing{sources: make(map[event.Source]*sourceState), committed: committed{marks: make(map[event.Source]mark)}}
+	rows, err := conn.Query(ctx, `SELECT source, round, stream_name, stream, stream_seq, fence, epoch, started, seq, digest FROM progress FINAL`)
+	if err != nil {
+		return nil, fmt.Errorf("read progress: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var source, name string
+		var round, streamSeq, fence, epoch, seq, digest uint64
+		var stream int64
+		var started uint8
+		if err := rows.Scan(&source, &round, &name, &stream, &streamSeq, &fence, &epoch, &started, &seq, &digest); err != nil {
+			return nil, fmt.Errorf("read progress: %w", err)
+		}
+		if source == "" {
+			s.committed.at = event.Position{Stream: name, Created: event.Time(stream), Sequence: streamSeq}
+			s.committed.round = round
+			continue
+		}
+		state, err := s.source(source)
+		if err != nil {
+			return nil, err
+		}
+		state.mark = mark{
+			Mark:   event.Mark{Fence: event.Fence(fence), Epoch: event.Epoch(epoch), Started: started != 0, Seq: event.Seq(seq)},
+			digest: event.Digest(digest),
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("read progress: %w", err)
+	}
+	for name, state := range s.sources {
+		s.committed.marks[name] = state.mark
+	}
+	for t, table := range tableNames {
+		if err := s.readBeyond(ctx, conn, t, table); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func (s *standing) source(tokens string) (*sourceState, error) {
+	name, err := event.ParseSource(tokens)
+	if err != nil {
+		return nil, fmt.Errorf("read progress: %w", err)
+	}
+	state := s.sources[name]
+	if state == nil {
+		state = &sourceState{tokens: tokens}
+		s.sources[name] = state
+	}
+	return state, nil
+}
+
+// readBeyond reads how far a table goes beyond the last finished round, in each source's own sequence.
+func (s *standing) readBeyond(ctx context.Context, conn clickhouse.Conn, t int, table string) error {
+	last, where := "seq", ""
+	if t == ledgerTable {
+		last, where = "last", " AND kind IN ('lost', 'dropped')"
+	}
+	ctx = clickhouse.Context(ctx, clickhouse.WithParameters(clickhouse.Parameters{
+		"stream": fmt.Sprint(int64(s.committed.at.Created)), "after": fmt.Sprint(s.committed.at.Sequence),
+	}))
+	rows, err := conn.Query(ctx, `SELECT toString(source), max((epoch, `+last+`)) AS far, far.1, far.2 FROM `+table+
+		` WHERE (stream, stream_seq) > ({stream:Int64}, {after:UInt64})`+where+` GROUP BY source`)
+	if err != nil {
+		return fmt.Errorf("read how far %s goes: %w", table, err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var tokens string
+		var far []any
+		var epoch, seq uint64
+		if err := rows.Scan(&tokens, &far, &epoch, &seq); err != nil {
+			return fmt.Errorf("read how far %s goes: %w", table, err)
+		}
+		state, err := s.source(tokens)
+		if err != nil {
+			return err
+		}
+		state.skip[t] = point{epoch: event.Epoch(epoch), seq: event.Seq(seq), set: true}
+	}
+	return rows.Err()
+}

@@ -1,0 +1,261 @@
+package history_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"kvstrata/event"
+	"kvstrata/event/resident"
+	"kvstrata/indexer/history"
+	"kvstrata/indexer/history/embedded"
+	"kvstrata/leaktest"
+)
+
+// childVariable makes this test binary the engine's child process.
+const childVariable = "KVSTRATA_TEST_HISTORY_CHILD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childVariable) == "" {
+		os.Setenv(childVariable, "1") // of the children that the tests start
+		os.Exit(leaktest.Run(m))
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	cfg, err := embedded.ReadChildConfig(os.Stdin)
+	if err == nil {
+		err = embedded.Serve(ctx, cfg, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+const patience = 60 * time.Second
+
+func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(os.Stderr, nil)) }
+
+// eventually waits for a condition.
+func eventually(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !cond(); <-time.After(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not in %v: %s", patience, what)
+		}
+	}
+}
+
+// engine is a running ClickHouse engine.
+type engine struct {
+	*embedded.Engine
+	dir string
+}
+
+// startEngine starts the real engine on a folder of its own. Without its library the test fails in CI, and is skipped elsewhere.
+func startEngine(t testing.TB) *engine {
+	t.Helper()
+	cfg := embedded.DefaultConfig()
+	cfg.Dir, cfg.Args = t.TempDir(), []string{"child"}
+	lib := library(t)
+	cfg.Library = lib
+	e, err := embedded.New(cfg, quiet(), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	if err := e.WaitReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return &engine{e, cfg.Dir}
+}
+
+// library returns where the engine's library is.
+func library(t testing.TB) string {
+	t.Helper()
+	if err := os.Chdir("../.."); err != nil {
+		t.Fatal(err)
+	}
+	lib, err := embedded.Find("")
+	if back := os.Chdir("indexer/history"); back != nil {
+		t.Fatal(back)
+	}
+	if err != nil && os.Getenv("CI") == "true" {
+		t.Fatal(err)
+	}
+	if err != nil {
+		t.Skip(err)
+	}
+	return lib
+}
+
+func (e *engine) config() history.Config {
+	cfg := history.DefaultConfig()
+	cfg.Address = "unix://" + e.Socket()
+	cfg.FlushEvery = 20 * time.Millisecond
+	return cfg
+}
+
+// startWriter runs a writer until the test or stop ends it.
+func startWriter(t testing.TB, cfg history.Config) (w *history.Writer, stop func()) {
+	t.Helper()
+	w, err := history.NewWriter(cfg, quiet(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	ended := false
+	stop = func() {
+		if ended {
+			return
+		}
+		ended = true
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(stop)
+	return w, stop
+}
+
+func newReader(t testing.TB, cfg history.Config) *history.Reader {
+	t.Helper()
+	r, err := history.NewReader(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	return r
+}
+
+// stream is a bus stream of one source as its publisher would write it: judged batches in messages.
+type stream struct {
+	source   event.Source
+	set      *resident.Set
+	epoch    event.Epoch
+	seq      event.Seq
+	messages []*event.Message
+	position event.Position
+	now      time.Time
+}
+
+func newStream(instance string) *stream {
+	return &stream{
+		source: event.Source{Cluster: event.DefaultCluster, Model: "m/model", Instance: instance, Origin: event.Engine},
+		set:    resident.New(resident.DefaultConfig(), nil), epoch: 7,
+		position: event.Position{Stream: "KV_EVENTS", Created: 1_000},
+		now:      time.Now().Add(-10 * time.Minute).Truncate(time.Millisecond),
+	}
+}
+
+// publish adds a message of one batch.
+func (s *stream) publish(events ...event.Event) *event.Message {
+	b := event.Batch{
+		First: s.seq, Last: s.seq, Way: event.Live, Time: event.UnixTime(s.now), Received: event.UnixTime(s.now), Rank: -1, Events: events,
+	}
+	s.seq++
+	s.set.Judge(&b)
+	s.position.Sequence++
+	m := &event.Message{
+		Source: s.source, Epoch: s.epoch, Fence: 1, Batches: []event.Batch{b}, Digest: s.set.Digest(), HasDigest: true,
+		Position: s.position, Stored: event.UnixTime(s.now),
+	}
+	s.now = s.now.Add(time.Second)
+	s.messages = append(s.messages, m)
+	return m
+}
+
+func run(kind event.Kind, hashes ...uint64) event.Event {
+	ev := event.Event{Kind: kind, Tier: event.GPU, Group: 0, LoRAID: event.NoLoRAID}
+	for _, h := range hashes {
+		ev.Blocks = append(ev.Blocks, event.Block{Hash: event.IntHash(h), Copies: -1, Age: -1})
+	}
+	if kind == event.Stored {
+		ev.BlockSize, ev.Spec, ev.Tokens = 16, event.SpecFull, make([]uint32, 16*len(hashes))
+		for i := range ev.Tokens {
+			ev.Tokens[i] = uint32(hashes[i/16])
+		}
+	}
+	return ev
+}
+
+func under(ev event.Event, parent uint64) event.Event {
+	ev.HasParent, ev.Parent = true, event.IntHash(parent)
+	return ev
+}
+
+// feed hands messages over as a consumer does.
+func feed(t testing.TB, w *history.Writer, messages ...*event.Message) {
+	t.Helper()
+	for _, m := range messages {
+		digest, err := w.Apply(t.Context(), m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if digest != m.Digest {
+			t.Fatalf("digest after %d is %x, want %x", m.Batches[0].First, digest, m.Digest)
+		}
+		w.Reached(m.Position)
+	}
+}
+
+func committed(t testing.TB, w *history.Writer, m *event.Message) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("sequence %d is committed (%s)", m.Batches[0].Last, w.Trouble()), func() bool {
+		_, seq, ok := w.Seq(m.Source)
+		return ok && seq >= m.Batches[0].Last && w.Committed().Sequence >= m.Position.Sequence
+	})
+}
+
+func TestWhatIsKept(t *testing.T) {
+	e := startEngine(t)
+	w, _ := startWriter(t, e.config())
+	if _, _, err := w.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s := newStream("e0")
+	s.publish(run(event.Stored, 1, 2, 3))
+	s.publish(under(run(event.Stored, 4), 3), under(run(event.Stored, 5), 3))
+	s.publish(run(event.Evicted, 4))
+	load := run(event.Loaded, 5)
+	load.Load = event.Load{From: event.CPU, Peer: "e1", Request: "r", Bytes: 4096, Duration: time.Millisecond}
+	s.publish(load)
+	feed(t, w, s.messages...)
+	committed(t, w, s.messages[3])
+	r := newReader(t, e.config())
+	for _, q := range history.Queries() {
+		a, err := r.Ask(t.Context(), q.Name, nil)
+		if err != nil {
+			t.Errorf("%s: %v", q.Name, err)
+			continue
+		}
+		t.Logf("%s: %v %.1f ms", q.Name, a.Rows[max(0, len(a.Rows)-3):], a.Elapsed)
+	}
+	story, err := r.Explain(t.Context(), "0000000000000004", "")
+	t.Logf("%+v %v", story, err)
+	var blocks []string
+	err = r.Resident(t.Context(), s.source, func(b history.Resident) { blocks = append(blocks, fmt.Sprint(b.Hash, b.Tier, b.Copies)) })
+	t.Log(strings.Join(blocks, " "), err)
+	totals, err := r.Totals(t.Context(), s.source)
+	t.Log(totals, err)
+}

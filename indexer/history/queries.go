@@ -1,0 +1,182 @@
+package history
+
+// Parameters that most questions have.
+var (
+	since  = Param{"since", "duration", "1h", "A duration back from now, as 15m or 7d, or a time."}
+	until  = Param{"until", "duration", "", "The end; empty: now."}
+	model  = Param{"model", "text", "", "Only this model."}
+	engine = Param{"engine", "text", "", "Only this engine (instance)."}
+	limit  = Param{"limit", "number", "1000", "Rows at most."}
+)
+
+// inWindow are the rows that a question is about. The time is when the bus took the event: engines' clocks may be wrong.
+const inWindow = `committed >= fromUnixTimestamp64Micro({since:Int64}) AND committed < fromUnixTimestamp64Micro({until:Int64})
+  AND ({model:String} = '' OR model = {model:String}) AND ({engine:String} = '' OR instance = {engine:String})`
+
+const countsEffects = "stored and evicted count what changed copies; a block that was told again is not counted"
+
+var queries = []Query{
+	{
+		Name: "events", Title: "Events over time",
+		Help:   "Blocks stored, evicted and loaded, and resets, by time.",
+		Params: []Param{since, until, model, engine, limit},
+		sql: `SELECT toStartOfInterval(committed, toIntervalSecond({step:UInt32})) AS time,
+  countIf(op = 'STORED' AND effect > 0) AS stored, countIf(op = 'EVICTED' AND effect < 0) AS evicted,
+  countIf(op = 'LOADED') AS loaded, countIf(op = 'CLEARED') AS cleared
+FROM block_events
+WHERE ` + inWindow + `
+GROUP BY time ORDER BY time
+WITH FILL FROM toStartOfInterval(fromUnixTimestamp64Micro({since:Int64}, 'UTC'), toIntervalSecond({step:UInt32}))
+  TO toDateTime(fromUnixTimestamp64Micro({until:Int64}), 'UTC') STEP toIntervalSecond({step:UInt32})
+LIMIT {limit:UInt64}`,
+		columns: []Column{
+			{"time", "time", ""},
+			{"stored", "number", "blocks"},
+			{"evicted", "number", "blocks"},
+			{"loaded", "number", "blocks"},
+			{"cleared", "number", "resets"},
+		},
+		chart: Chart{"line", "time", []string{"stored", "evicted", "loaded"}},
+		notes: []string{countsEffects},
+	},
+	{
+		Name: "engines", Title: "Totals by engine",
+		Help:   "What each engine told, and since when.",
+		Params: []Param{since, until, model, engine, limit},
+		sql: `SELECT model, instance, dp_rank, origin,
+  countIf(op = 'STORED' AND effect > 0) AS stored, countIf(op = 'EVICTED' AND effect < 0) AS evicted,
+  countIf(op = 'LOADED') AS loaded, countIf(op = 'CLEARED') AS cleared, uniqExact(epoch) AS lives,
+  min(committed) AS first, max(committed) AS last
+FROM block_events
+WHERE ` + inWindow + `
+GROUP BY model, instance, dp_rank, origin ORDER BY stored DESC, instance, dp_rank
+LIMIT {limit:UInt64}`,
+		columns: []Column{
+			{"model", "text", ""},
+			{"engine", "text", ""},
+			{"rank", "number", ""},
+			{"origin", "text", ""},
+			{"stored", "number", "blocks"},
+			{"evicted", "number", "blocks"},
+			{"loaded", "number", "blocks"},
+			{"cleared", "number", "resets"},
+			{"lives", "number", ""},
+			{"first", "time", ""},
+			{"last", "time", ""},
+		},
+		chart: Chart{"bar", "engine", []string{"stored", "evicted"}},
+		notes: []string{countsEffects},
+	},
+	{
+		Name: "evictions", Title: "Evictions by engine",
+		Help:   "How many blocks each engine evicted from each tier, and how old they were then.",
+		Params: []Param{since, until, model, engine, limit},
+		sql: `SELECT model, instance, tier, countIf(effect < 0) AS evicted, countIf(age_us >= 0) AS aged,
+  quantileIf(0.01)(age_us, age_us >= 0) / 1e6 AS p01, quantileIf(0.5)(age_us, age_us >= 0) / 1e6 AS p50,
+  quantileIf(0.99)(age_us, age_us >= 0) / 1e6 AS p99
+FROM block_events
+WHERE op = 'EVICTED' AND ` + inWindow + `
+GROUP BY model, instance, tier ORDER BY evicted DESC, instance, tier
+LIMIT {limit:UInt64}`,
+		columns: []Column{
+			{"model", "text", ""},
+			{"engine", "text", ""},
+			{"tier", "text", ""},
+			{"evicted", "number", "blocks"},
+			{"with known age", "number", "blocks"},
+			{"age p1", "seconds", "s"},
+			{"age p50", "seconds", "s"},
+			{"age p99", "seconds", "s"},
+		},
+		chart: Chart{"bar", "engine", []string{"evicted"}},
+		notes: []string{"age is from when copies rose from 0 until they fell to 0, by the engine's clock; engines tell no reason"},
+	},
+	{
+		Name: "lifetimes", Title: "Block lifetimes",
+		Help:   "How long evicted blocks had been resident.",
+		Params: []Param{since, until, model, engine, limit},
+		sql: `SELECT multiIf(age_us < 1000000, '< 1 s', age_us < 10000000, '1–10 s', age_us < 60000000, '10–60 s', age_us < 300000000, '1–5 min',
+    age_us < 1800000000, '5–30 min', age_us < 7200000000, '30 min–2 h', age_us < 43200000000, '2–12 h', '> 12 h') AS lifetime,
+  count() AS blocks, sum(count()) OVER () AS known, count() / known AS share
+FROM block_events
+WHERE op = 'EVICTED' AND age_us >= 0 AND ` + inWindow + `
+GROUP BY lifetime ORDER BY min(age_us)
+LIMIT {limit:UInt64}`,
+		columns: []Column{
+			{"lifetime", "text", ""}, {"evicted", "number", "blocks"}, {"of", "number", "blocks"}, {"share", "ratio", ""},
+		},
+		chart: Chart{"bar", "lifetime", []string{"evicted"}},
+		notes: []string{"only blocks whose age is known; those still resident are not in it"},
+	},
+	{
+		Name: "hot-prefixes", Title: "Hot prefixes",
+		Help:   "The prefixes that most stored runs continued.",
+		Params: []Param{since, until, model, engine, {"limit", "number", "50", "Rows at most."}},
+		sql: `WITH continued AS (
+  SELECT source, run_parent, count() AS runs, max(committed) AS last
+  FROM block_events
+  WHERE op = 'STORED' AND pos = 0 AND run_parent != 0 AND ` + inWindow + `
+  GROUP BY source, run_parent ORDER BY runs DESC LIMIT 2000)
+SELECT b.model AS model, b.hash AS prefix, sum(c.runs) AS continued, uniqExact(c.source) AS engines, max(c.last) AS last
+FROM continued AS c
+INNER JOIN (
+  SELECT source, engine_hash, model, any(hash) AS hash FROM block_events
+  WHERE op = 'STORED' AND named = 1 AND engine_hash IN (SELECT run_parent FROM continued)
+  GROUP BY source, engine_hash, model) AS b ON b.source = c.source AND b.engine_hash = c.run_parent
+GROUP BY model, prefix ORDER BY continued DESC, prefix
+LIMIT {limit:UInt64}`,
+		columns: []Column{
+			{"model", "text", ""}, {"prefix", "hash", ""}, {"continued", "number", "runs"}, {"engines", "number", ""}, {"last", "time", ""},
+		},
+		chart: Chart{"none", "", nil},
+		notes: []string{"engines report no hits: a request that was cached whole leaves no trace, and is not counted"},
+	},
+	{
+		Name: "loads", Title: "Loads",
+		Help:   "Blocks loaded, their bytes, and how long that took, by who loaded from where.",
+		Params: []Param{since, until, model, engine, limit},
+		sql: `SELECT instance, peer, from_tier, tier, count() AS loads, sum(blocks) AS all_blocks, sum(bytes) AS all_bytes,
+  quantile(0.5)(duration_us) / 1e6 AS p50, quantile(0.99)(duration_us) / 1e6 AS p99,
+  all_bytes / greatest(sum(duration_us) / 1e6, 1e-9) AS rate
+FROM loads
+WHERE ` + inWindow + `
+GROUP BY instance, peer, from_tier, tier ORDER BY all_bytes DESC, instance, peer
+LIMIT {limit:UInt64}`,
+		columns: []Column{
+			{"engine", "text", ""},
+			{"peer", "text", ""},
+			{"from", "text", ""},
+			{"to", "text", ""},
+			{"loads", "number", ""},
+			{"blocks", "number", "blocks"},
+			{"bytes", "bytes", "B"},
+			{"duration p50", "seconds", "s"},
+			{"duration p99", "seconds", "s"},
+			{"rate", "bytes", "B/s"},
+		},
+		chart: Chart{"bar", "engine", []string{"bytes"}},
+		notes: []string{"rate is the sum of bytes over the sum of durations: loads that ran side by side add up to less than the link carried"},
+	},
+	{
+		Name: "ledger", Title: "Gaps and states",
+		Help:   "Ranges that were lost or dropped, digests that differed, resyncs, and changes of state.",
+		Params: []Param{since, until, model, engine, limit},
+		sql: `SELECT committed, model, instance, kind, state, epoch, seq, last, reason
+FROM ledger
+WHERE ` + inWindow + `
+ORDER BY committed DESC, instance
+LIMIT {limit:UInt64}`,
+		columns: []Column{
+			{"time", "time", ""},
+			{"model", "text", ""},
+			{"engine", "text", ""},
+			{"kind", "text", ""},
+			{"state", "text", ""},
+			{"epoch", "number", ""},
+			{"first", "number", ""},
+			{"last", "number", ""},
+			{"reason", "text", ""},
+		},
+		chart: Chart{"none", "", nil},
+	},
+}

@@ -1,0 +1,372 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ClickHouse/clickhouse-go/v2"
+	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
+	"github.com/ClickHouse/clickhouse-go/v2/lib/proto"
+
+	"kvstrata/event"
+)
+
+// Query is a named question.
+type Query struct {
+	Name   string  `json:"name"`
+	Title  string  `json:"title"`
+	Help   string  `json:"help"`
+	Params []Param `json:"params"`
+
+	sql     string
+	columns []Column
+	chart   Chart
+	notes   []string
+}
+
+// Param is what a question may be asked with.
+type Param struct {
+	Name    string `json:"name"`
+	Kind    string `json:"kind"` // duration, text, number or hash
+	Default string `json:"default"`
+	Help    string `json:"help"`
+}
+
+// Column describes a column of an answer. Kind is time, number, text, hash, seconds, bytes or ratio.
+type Column struct {
+	Name string `json:"name"`
+	Kind string `json:"kind"`
+	Unit string `json:"unit,omitempty"`
+}
+
+// Chart says how an answer is best drawn.
+type Chart struct {
+	Kind string   `json:"kind"` // line, bar or none
+	X    string   `json:"x,omitempty"`
+	Y    []string `json:"y,omitempty"`
+}
+
+// Answer is what a question gave. Times are Unix milliseconds, hashes hexadecimal, unknown values null.
+type Answer struct {
+	Query     string   `json:"query"`
+	Title     string   `json:"title"`
+	Since     int64    `json:"since"`
+	Until     int64    `json:"until"`
+	Exactness string   `json:"exactness"` // exact, sampled or inferred
+	Notes     []string `json:"notes"`
+	Columns   []Column `json:"columns"`
+	Rows      [][]any  `json:"rows"`
+	Chart     Chart    `json:"chart"`
+	Truncated bool     `json:"truncated"`
+	Elapsed   float64  `json:"elapsed_ms"`
+	SQL       string   `json:"sql,omitempty"`
+}
+
+// Errors of questions; what they wrap says what to change.
+var (
+	ErrUnknownQuery = errors.New("no such query")
+	ErrBadParam     = errors.New("parameter")
+	ErrTooMuch      = errors.New("the query would take too much")
+	ErrUnavailable  = errors.New("ClickHouse does not answer")
+)
+
+// QueryNamed returns a named question.
+func QueryNamed(name string) (Query, error) {
+	var names []string
+	for _, q := range queries {
+		if q.Name == name {
+			return q, nil
+		}
+		names = append(names, q.Name)
+	}
+	return Query{}, fmt.Errorf("%w: %q; there are %s", ErrUnknownQuery, name, strings.Join(names, ", "))
+}
+
+// Queries lists the named questions.
+func Queries() []Query { return queries }
+
+// window is the time that a question is about.
+type window struct{ since, until time.Time }
+
+// step returns a bucket that cuts the window into some hundred.
+func (w window) step() time.Duration {
+	steps := []time.Duration{
+		time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute, 5 * time.Minute,
+		15 * time.Minute, time.Hour, 6 * time.Hour,
+	}
+	for _, s := range steps {
+		if w.until.Sub(w.since) <= 180*s {
+			return s
+		}
+	}
+	return 24 * time.Hour
+}
+
+// parseTime reads a duration back from now, as 90m or 7d, or a time: RFC 3339 or Unix milliseconds.
+func parseTime(text string, now time.Time) (time.Time, error) {
+	if days, ok := strings.CutSuffix(text, "d"); ok {
+		if n, err := strconv.ParseFloat(days, 64); err == nil && n >= 0 && n <= 36500 {
+			return now.Add(-time.Duration(n * 24 * float64(time.Hour))), nil
+		}
+	}
+	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
+		return now.Add(-d), nil
+	}
+	if t, err := time.Parse(time.RFC3339, text); err == nil {
+		return t, nil
+	}
+	if ms, err := strconv.ParseInt(text, 10, 64); err == nil && ms > 1e11 && ms < 1e14 {
+		return time.UnixMilli(ms), nil
+	}
+	return time.Time{}, fmt.Errorf("%q: want a duration as 1h or 7d, a time as 2026-11-29T18:00:00Z, or Unix milliseconds", text)
+}
+
+// bind checks the values that a question is asked with, and returns its parameters and window. Values of other names are
+// refused, so that a misspelt filter is not ignored.
+func (q *Query) bind(values map[string]string, now time.Time, maxRows int) (clickhouse.Parameters, window, int, error) {
+	bad := func(name string, err error) (clickhouse.Parameters, window, int, error) {
+		return nil, window{}, 0, fmt.Errorf("%w %s: %w", ErrBadParam, name, err)
+	}
+	bound := clickhouse.Parameters{}
+	w := window{until: now}
+	limit := maxRows
+	known := make(map[string]bool)
+	for _, p := range q.Params {
+		known[p.Name] = true
+		text, given := values[p.Name]
+		if !given || text == "" {
+			text = p.Default
+		}
+		switch {
+		case p.Name == "since" || p.Name == "until":
+			at := now
+			if text != "" {
+				var err error
+				if at, err = parseTime(text, now); err != nil {
+					return bad(p.Name, err)
+				}
+			}
+			if p.Name == "since" {
+				w.since = at
+			} else {
+				w.until = at
+			}
+		case p.Name == "limit":
+			n, err := strconv.Atoi(text)
+			if err != nil || n < 1 || n > maxRows {
+				return bad(p.Name, fmt.Errorf("%q: want 1 to %d", text, maxRows))
+			}
+			limit = n
+		case p.Kind == "hash":
+			h, err := parseHash(text)
+			if err != nil {
+				return bad(p.Name, err)
+			}
+			bound[p.Name] = strconv.FormatUint(h, 10)
+		case p.Kind == "number":
+			if _, err := strconv.ParseUint(text, 10, 32); err != nil {
+				return bad(p.Name, fmt.Errorf("%q: want a number", text))
+			}
+			bound[p.Name] = text
+		default:
+			if strings.ContainsRune(text, 0) {
+				return bad(p.Name, errors.New("holds a zero byte"))
+			}
+			bound[p.Name] = text
+		}
+	}
+	for name := range values {
+		if !known[name] {
+			return bad(name, fmt.Errorf("%s does not have it; it has %s", q.Name, q.paramNames()))
+		}
+	}
+	if !w.since.Before(w.until) {
+		return bad("since", fmt.Errorf("%s is not before until %s", w.since.UTC().Format(time.RFC3339), w.until.UTC().Format(time.RFC3339)))
+	}
+	bound["since"], bound["until"] = strconv.FormatInt(w.since.UnixMicro(), 10), strconv.FormatInt(w.until.UnixMicro(), 10)
+	bound["step"] = strconv.Itoa(int(w.step().Seconds()))
+	bound["limit"] = strconv.Itoa(limit + 1) // one more says that there are more
+	return bound, w, limit, nil
+}
+
+func (q *Query) paramNames() string {
+	var names []string
+	for _, p := range q.Params {
+		names = append(names, p.Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// parseHash reads a hash in hexadecimal into 64 bits, as rows have it.
+func parseHash(text string) (uint64, error) {
+	h, err := event.ParseBlockHash(text)
+	if err != nil {
+		return 0, fmt.Errorf("hash %q: want hexadecimal digits, as 34dc6330fee229a2", text)
+	}
+	return Fold(h), nil
+}
+
+// Ask answers a named question. Its values are bound to the query, never written into it.
+func (r *Reader) Ask(ctx context.Context, name string, asked map[string]string) (*Answer, error) {
+	q, err := QueryNamed(name)
+	if err != nil {
+		return nil, err
+	}
+	bound, w, limit, err := q.bind(asked, time.Now(), r.cfg.MaxRowsAnswered)
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	a := &Answer{
+		Query: q.Name, Title: q.Title, Since: w.since.UnixMilli(), Until: w.until.UnixMilli(), Exactness: "exact",
+		Notes: append([]string{}, q.notes...), Columns: q.columns, Chart: q.chart, Rows: [][]any{}, SQL: explained(q.sql, bound),
+	}
+	err = r.each(ctx, q.sql, bound, func(rows driver.Rows) error {
+		if len(a.Rows) == limit {
+			a.Truncated = true
+			return nil
+		}
+		row, err := values(rows)
+		if err != nil {
+			return err
+		}
+		for i := range row {
+			row[i] = cell(row[i], q.columns[i].Kind)
+		}
+		a.Rows = append(a.Rows, row)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	a.Elapsed = float64(time.Since(began).Microseconds()) / 1000
+	return a, nil
+}
+
+// query runs a query and yields a scan of each row, into pointers of the columns' types.
+func (r *Reader) query(ctx context.Context, sql string, bound clickhouse.Parameters, yield func(scan func(...any) error) error) error {
+	return r.each(ctx, sql, bound, func(rows driver.Rows) error {
+		if err := yield(rows.Scan); err != nil {
+			return fmt.Errorf("read answer: %w", err)
+		}
+		return nil
+	})
+}
+
+// each runs a query and yields each row.
+func (r *Reader) each(ctx context.Context, sql string, bound clickhouse.Parameters, yield func(driver.Rows) error) error {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.MaxTime+5*time.Second)
+	defer cancel()
+	settings := clickhouse.Settings{"max_execution_time": int(math.Ceil(r.cfg.MaxTime.Seconds()))}
+	if !r.embedded { // whose pools have a bound of their own
+		settings["max_memory_usage"], settings["readonly"] = r.cfg.MaxMemory, 2
+	}
+	ctx = clickhouse.Context(ctx, clickhouse.WithParameters(bound), clickhouse.WithSettings(settings))
+	rows, err := r.conn.Query(ctx, sql)
+	if err != nil {
+		return answerError(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := yield(rows); err != nil {
+			return err
+		}
+	}
+	return answerError(rows.Err())
+}
+
+// values reads a row's values, whatever their types.
+func values(rows driver.Rows) ([]any, error) {
+	types := rows.ColumnTypes()
+	targets := make([]any, len(types))
+	for i, t := range types {
+		targets[i] = reflect.New(t.ScanType()).Interface()
+	}
+	if err := rows.Scan(targets...); err != nil {
+		return nil, fmt.Errorf("read answer: %w", err)
+	}
+	for i := range targets {
+		targets[i] = reflect.ValueOf(targets[i]).Elem().Interface()
+	}
+	return targets, nil
+}
+
+// Codes of ClickHouse for a query that takes too much time or memory.
+const (
+	codeTimeout     = 159
+	codeTooSlow     = 160
+	codeMemoryLimit = 241
+	codeTooManyRows = 158
+	codeTooManyByte = 307
+)
+
+// answerError says what an error of ClickHouse means for whoever asked.
+func answerError(err error) error {
+	if err == nil {
+		return nil
+	}
+	var exception *proto.Exception
+	if errors.As(err, &exception) {
+		switch exception.Code {
+		case codeTimeout, codeTooSlow, codeMemoryLimit, codeTooManyRows, codeTooManyByte:
+			return fmt.Errorf("%w: narrow the time range, or name an engine (%s)", ErrTooMuch, firstLine(exception.Message))
+		}
+		return fmt.Errorf("ClickHouse: %s", firstLine(exception.Message))
+	}
+	for _, word := range []string{"MEMORY_LIMIT_EXCEEDED", "TIMEOUT_EXCEEDED", "TOO_SLOW"} {
+		if strings.Contains(err.Error(), word) {
+			return fmt.Errorf("%w: narrow the time range, or name an engine (%s)", ErrTooMuch, firstLine(err.Error()))
+		}
+	}
+	return fmt.Errorf("%w: %s", ErrUnavailable, firstLine(err.Error()))
+}
+
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(text, "\n")
+	if len(line) > 300 {
+		line = line[:300] + "…"
+	}
+	return line
+}
+
+// cell returns a value as JSON has it.
+func cell(v any, kind string) any {
+	switch v := v.(type) {
+	case time.Time:
+		if v.Unix() == 0 {
+			return nil
+		}
+		return v.UnixMilli()
+	case uint64:
+		if kind == "hash" {
+			return fmt.Sprintf("%016x", v)
+		}
+		return v
+	case float64:
+		if math.IsNaN(v) || math.IsInf(v, 0) {
+			return nil
+		}
+		return v
+	case float32:
+		return cell(float64(v), kind)
+	default:
+		return v
+	}
+}
+
+// explained is a query with its parameters in front, to be run by hand.
+func explained(sql string, bound clickhouse.Parameters) string {
+	var b strings.Builder
+	for _, name := range sortedKeys(bound) {
+		if strings.Contains(sql, "{"+name+":") {
+			fmt.Fprintf(&b, "SET param_%s = '%s';\n", name, strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(bound[name]))
+		}
+	}
+	return b.String() + sql
+}

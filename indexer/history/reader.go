@@ -1,0 +1,129 @@
+package history
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/ClickHouse/clickhouse-go/v2"
+
+	"kvstrata/event"
+	"kvstrata/indexer/history/embedded"
+)
+
+// Reader asks. It may be used by any number of goroutines.
+type Reader struct {
+	cfg      Config
+	embedded bool
+	conn     clickhouse.Conn
+}
+
+// NewReader returns a reader. ClickHouse need not answer yet. The caller closes it.
+func NewReader(cfg Config) (*Reader, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	conn, err := cfg.open(embedded.Dashboard)
+	if err != nil {
+		return nil, err
+	}
+	a, err := cfg.address()
+	if err != nil {
+		return nil, err
+	}
+	return &Reader{cfg: cfg, embedded: a.socket != "", conn: conn}, nil
+}
+
+// Close ends the connections.
+func (r *Reader) Close() error { return r.conn.Close() }
+
+// Standing is how far history goes.
+type Standing struct {
+	At      event.Position // everything up to it is kept
+	Written time.Time      // when that was written
+	Rows    uint64         // block events kept
+}
+
+// Standing asks how far history goes.
+func (r *Reader) Standing(ctx context.Context) (Standing, error) {
+	var s Standing
+	err := r.query(ctx, `SELECT stream_name, stream, stream_seq, committed, assumeNotNull((SELECT count() FROM block_events)) AS rows
+FROM progress FINAL WHERE source = ''`, nil, func(scan func(...any) error) error {
+		var created int64
+		err := scan(&s.At.Stream, &created, &s.At.Sequence, &s.Written, &s.Rows)
+		s.At.Created = event.Time(created)
+		return err
+	})
+	return s, err
+}
+
+// Resident is one entry of a resident set as history's rows add up to it.
+type Resident struct {
+	Hash   uint64 // the engine's, in 64 bits
+	Tier   event.Tier
+	Group  event.Group
+	Copies int64
+}
+
+// Resident adds up a source's resident set: the effects since its life began, was cleared, or was restored from a
+// checkpoint, with that.
+func (r *Reader) Resident(ctx context.Context, source event.Source, yield func(Resident)) error {
+	bound := clickhouse.Parameters{"source": source.Tokens()}
+	var epoch, seq uint64
+	var ev, snapshot int64
+	started := false
+	// Where the set begins: a CLEARED counts from its own place on, a snapshot from behind its sequence.
+	err := r.query(ctx, `SELECT epoch, seq, ev, snapshot FROM (
+  SELECT epoch, seq, toInt64(ev) AS ev, toInt64(0) AS snapshot FROM block_events WHERE op = 'CLEARED' AND source = {source:String}
+  UNION ALL SELECT epoch, seq, toInt64(4294967296) AS ev, snapshot FROM ledger WHERE kind = 'resync' AND source = {source:String}
+  UNION ALL SELECT max(epoch), toUInt64(0), toInt64(-1), toInt64(0) FROM block_events WHERE source = {source:String})
+ORDER BY epoch DESC, seq DESC, ev DESC LIMIT 1`, bound, func(scan func(...any) error) error {
+		started = true
+		return scan(&epoch, &seq, &ev, &snapshot)
+	})
+	if err != nil || !started {
+		return err
+	}
+	bound["epoch"], bound["seq"], bound["ev"], bound["snapshot"] = fmt.Sprint(epoch), fmt.Sprint(seq), fmt.Sprint(ev), fmt.Sprint(snapshot)
+	return r.query(ctx, `SELECT engine_hash, toString(tier), kv_group, sum(n) AS copies FROM (
+  SELECT engine_hash, tier, kv_group, toInt64(effect) AS n FROM block_events
+  WHERE source = {source:String} AND epoch = {epoch:UInt64} AND effect != 0 AND (seq, toInt64(ev)) > ({seq:UInt64}, {ev:Int64})
+  UNION ALL SELECT engine_hash, tier, kv_group, toInt64(max(copies)) FROM snapshots
+  WHERE source = {source:String} AND snapshot = {snapshot:Int64} AND snapshot != 0 GROUP BY engine_hash, tier, kv_group)
+GROUP BY engine_hash, tier, kv_group HAVING copies != 0`, bound, func(scan func(...any) error) error {
+		var b Resident
+		var tier string
+		var group int32
+		err := scan(&b.Hash, &tier, &group, &b.Copies)
+		b.Tier, b.Group = event.Tier(tier), event.Group(group)
+		if err == nil {
+			yield(b)
+		}
+		return err
+	})
+}
+
+// Totals are what a source told, of blocks that changed copies.
+type Totals struct{ Stored, Evicted, Loaded, Cleared uint64 }
+
+// Totals adds up everything kept of a source.
+func (r *Reader) Totals(ctx context.Context, source event.Source) (Totals, error) {
+	var t Totals
+	err := r.query(ctx, `SELECT countIf(op = 'STORED' AND effect > 0), countIf(op = 'EVICTED' AND effect < 0), countIf(op = 'LOADED'),
+  countIf(op = 'CLEARED') FROM block_events WHERE source = {source:String}`,
+		clickhouse.Parameters{"source": source.Tokens()}, func(scan func(...any) error) error {
+			return scan(&t.Stored, &t.Evicted, &t.Loaded, &t.Cleared)
+		})
+	return t, err
+}
+
+// Mark returns where history stands with a source.
+func (r *Reader) Mark(ctx context.Context, source event.Source) (event.Mark, error) {
+	var fence, epoch, seq uint64
+	var started uint8
+	err := r.query(ctx, `SELECT fence, epoch, started, seq FROM progress FINAL WHERE source = {source:String}`,
+		clickhouse.Parameters{"source": source.Tokens()}, func(scan func(...any) error) error {
+			return scan(&fence, &epoch, &started, &seq)
+		})
+	return event.Mark{Fence: event.Fence(fence), Epoch: event.Epoch(epoch), Started: started != 0, Seq: event.Seq(seq)}, err
+}

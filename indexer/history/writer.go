@@ -1,0 +1,372 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"kvstrata/event"
+)
+
+// Writer keeps every event of the stream. It is a sink that remembers where it stood: whoever reads the stream asks Resume
+// where to go on, and hands over messages in order. It fills one round while another is being inserted; when both are
+// full, Apply waits, and the stream is read no further.
+//
+// Run and the feeding methods run side by side; the feeding methods are one goroutine's. After Run has ended it may be
+// called again: it begins where the tables say.
+type Writer struct {
+	cfg     Config
+	log     *slog.Logger
+	metrics *writerMetrics
+
+	mu        sync.Mutex
+	running   chan struct{} // closed once Run knows where the tables stand; made anew by each Run
+	sources   map[event.Source]*sourceState
+	open      *round        // is being filled
+	spare     *round        // nil while it is being inserted
+	taken     chan struct{} // holds a token when the open round was taken
+	full      chan struct{} // holds a token when the open round wants to be taken
+	reached   event.Position
+	committed committed
+	life      int64  // when this Run began, in ns: a part of its tokens
+	trouble   string // why inserts do not go through; empty = they do
+}
+
+// committed is what is in the tables for good.
+type committed struct {
+	at    event.Position
+	round uint64
+	marks map[event.Source]mark
+}
+
+// mark is where a source stands: everything up to it is kept, and the digest is that of the resident set there.
+type mark struct {
+	event.Mark
+	digest event.Digest
+}
+
+// sourceState is what the writer knows of a source.
+type sourceState struct {
+	mark   mark
+	tokens string
+	state  event.State
+	reason string
+	skip   [tables]point // what each table holds beyond the last round that was finished
+}
+
+// point is a place in a source's sequence.
+type point struct {
+	epoch event.Epoch
+	seq   event.Seq
+	set   bool
+}
+
+func (p point) covers(epoch event.Epoch, last event.Seq) bool {
+	return p.set && (epoch < p.epoch || epoch == p.epoch && last <= p.seq)
+}
+
+// The tables of a round, in the order in which they are inserted.
+const (
+	blockTable = iota
+	loadTable
+	ledgerTable
+	tables
+)
+
+var tableNames = [tables]string{blockTable: "block_events", loadTable: "loads", ledgerTable: "ledger"}
+
+// round is what one pass inserts: rows of messages in stream order, all of one day.
+type round struct {
+	day       int64 // of the rows, in UTC days
+	began     time.Time
+	blocks    blockRows
+	loads     loadRows
+	ledger    ledgerRows
+	snapshots []*snapshotRows
+	oldest    time.Time // committed time of the first row
+	marks     map[event.Source]mark
+	at        event.Position
+}
+
+func newRound() *round { return &round{marks: make(map[event.Source]mark)} }
+
+// rows counts the rows of a round.
+func (r *round) rows() int {
+	n := r.blocks.len() + r.loads.len() + r.ledger.len()
+	for _, s := range r.snapshots {
+		n += s.len()
+	}
+	return n
+}
+
+func (r *round) reset() {
+	r.blocks.reset()
+	clear(r.marks)
+	*r = round{blocks: r.blocks, marks: r.marks}
+}
+
+// NewWriter returns a writer. Nothing is connected before Run runs.
+func NewWriter(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Writer, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	w := &Writer{
+		cfg: cfg, log: log.With("role", "history"), running: make(chan struct{}),
+		taken: make(chan struct{}, 1), full: make(chan struct{}, 1),
+	}
+	w.metrics = newWriterMetrics(w, reg)
+	return w, nil
+}
+
+// Resume returns where the stream goes on, and where each source stood. It waits until Run has read that.
+func (w *Writer) Resume(ctx context.Context) (event.Position, map[event.Source]event.Mark, error) {
+	w.mu.Lock()
+	running := w.running
+	w.mu.Unlock()
+	select {
+	case <-running:
+	case <-ctx.Done():
+		return event.Position{}, nil, ctx.Err()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	marks := make(map[event.Source]event.Mark)
+	for name, s := range w.sources {
+		if s.mark.Epoch != 0 || s.mark.Fence != 0 {
+			marks[name] = s.mark.Mark
+		}
+	}
+	return w.reached, marks, nil
+}
+
+// Reached says that everything up to a position in the stream was handed over.
+func (w *Writer) Reached(at event.Position) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.reached = at
+}
+
+// Apply adds consecutive batches of one life and returns the source's digest afterwards. It waits while the open round
+// has no room.
+func (w *Writer) Apply(ctx context.Context, m *event.Message) (event.Digest, error) {
+	at := placeOf(m)
+	r, err := w.room(ctx, at.committed)
+	if err != nil {
+		return 0, err
+	}
+	defer w.mu.Unlock()
+	s := w.source(m.Source)
+	if m.Epoch != s.mark.Epoch {
+		s.mark = mark{Mark: event.Mark{Epoch: m.Epoch}}
+	}
+	s.mark.Fence = m.Fence
+	for i := range m.Batches {
+		b := &m.Batches[i]
+		if s.mark.Started && b.First != s.mark.Seq+1 {
+			return 0, fmt.Errorf("keep batch %d: it does not follow %d", b.First, s.mark.Seq)
+		}
+		r.add(s, at, m.Epoch, b)
+		s.mark.Started, s.mark.Seq = true, b.Last
+	}
+	r.marks[m.Source] = s.mark
+	return s.mark.digest, nil
+}
+
+// placeOf returns where a message stands in the stream.
+func placeOf(m *event.Message) place {
+	return place{committed: stamp(m.Stored), stream: int64(m.Position.Created), seq: m.Position.Sequence}
+}
+
+// add appends a batch's rows to those tables that do not have them yet, and its effects to the digest.
+func (r *round) add(s *sourceState, at place, epoch event.Epoch, b *event.Batch) {
+	if b.Way == event.Lost || b.Way == event.Dropped {
+		if !s.skip[ledgerTable].covers(epoch, b.Last) {
+			r.ledger.add(at, ledgerRow{
+				source: s.tokens, kind: b.Way.String(), epoch: epoch, first: b.First, last: b.Last, reason: strings.Clone(b.Reason),
+			})
+		}
+	}
+	for i := range b.Events {
+		ev := &b.Events[i]
+		if !s.skip[blockTable].covers(epoch, b.Last) {
+			r.blocks.add(at, s.tokens, epoch, b, i)
+		}
+		if ev.Kind == event.Loaded && !s.skip[loadTable].covers(epoch, b.Last) {
+			r.loads.add(at, s.tokens, epoch, b, i)
+		}
+		switch ev.Kind {
+		case event.Cleared:
+			s.mark.digest = 0
+		case event.Stored, event.Evicted:
+			for j := range ev.Blocks {
+				if effect := ev.Blocks[j].Effect; effect != 0 {
+					s.mark.digest += event.Digest(int64(effect)) * event.Digest(event.Mix64(ev.Blocks[j].Hash, ev.Group, ev.Tier))
+				}
+			}
+		}
+	}
+}
+
+// room returns the open round, with the writer locked, once it takes rows of a message of that time.
+func (w *Writer) room(ctx context.Context, committed time.Time) (*round, error) {
+	day := committed.Unix() / 86400
+	for {
+		w.mu.Lock()
+		if w.open == nil {
+			w.mu.Unlock()
+			return nil, errors.New("history is not running")
+		}
+		r := w.open
+		rows := r.rows()
+		if rows == 0 || r.day == day && rows < w.cfg.MaxRows {
+			if rows == 0 {
+				r.day, r.began, r.oldest = day, time.Now(), committed
+			}
+			return r, nil
+		}
+		w.mu.Unlock()
+		select {
+		case w.full <- struct{}{}:
+		default:
+		}
+		select {
+		case <-w.taken:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// source returns a source's state, made at its first appearance. The caller holds the lock.
+func (w *Writer) source(name event.Source) *sourceState {
+	s := w.sources[name]
+	if s == nil {
+		s = &sourceState{tokens: name.Tokens()}
+		w.sources[name] = s
+	}
+	return s
+}
+
+// Restore takes a checkpoint in place of batches that did not come: its resident set becomes a snapshot, and the ledger
+// says so. No event is made up.
+func (w *Writer) Restore(ctx context.Context, object io.Reader) (*event.Checkpoint, error) {
+	rows := new(snapshotRows)
+	now := time.Now()
+	var source string
+	cp, err := event.ReadCheckpoint(object, func(e *event.Entry) {
+		if e.Copies > 0 {
+			rows.add(now, source, e)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	source = cp.Source.Tokens()
+	for i := range rows.source {
+		rows.source[i] = source
+	}
+	rows.of(cp)
+	r, err := w.room(ctx, now)
+	if err != nil {
+		return nil, err
+	}
+	defer w.mu.Unlock()
+	s := w.source(cp.Source)
+	s.mark = mark{
+		Mark:   event.Mark{Fence: max(s.mark.Fence, cp.Fence), Epoch: cp.Epoch, Started: cp.Ledger.Started, Seq: cp.Seq},
+		digest: cp.Digest,
+	}
+	if rows.len() > 0 {
+		r.snapshots = append(r.snapshots, rows)
+	}
+	at := place{committed: now, stream: int64(w.reached.Created), seq: w.reached.Sequence}
+	r.ledger.add(at, ledgerRow{
+		source: source, kind: "resync", epoch: cp.Epoch, first: cp.Seq, last: cp.Seq, snapshot: cp.Written,
+		reason: fmt.Sprintf("history goes on from a checkpoint of %d blocks", rows.len()),
+	})
+	r.marks[cp.Source] = s.mark
+	return cp, nil
+}
+
+// Tell keeps the changes of a source's state.
+func (w *Writer) Tell(st *event.Status) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.open == nil {
+		return
+	}
+	s := w.source(st.Source)
+	if st.Fence > s.mark.Fence {
+		s.mark.Fence = st.Fence
+		w.open.marks[st.Source] = s.mark
+	}
+	if st.State == s.state && st.Reason == s.reason {
+		return
+	}
+	s.state, s.reason = st.State, st.Reason
+	w.note(s, ledgerRow{
+		source: s.tokens, kind: "state", state: st.State.String(), epoch: st.Epoch, first: st.Seq, last: st.Seq,
+		reason: strings.Clone(st.Reason),
+	})
+}
+
+// Compared notes a digest that was not the stream's.
+func (w *Writer) Compared(name event.Source, agreed bool) {
+	if agreed {
+		w.metrics.digestsAgreed.Inc()
+		return
+	}
+	w.metrics.digestsDiffered.Inc()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.open == nil {
+		return
+	}
+	s := w.source(name)
+	w.note(s, ledgerRow{
+		source: s.tokens, kind: "mismatch", epoch: s.mark.Epoch, first: s.mark.Seq, last: s.mark.Seq,
+		reason: "the digest of what history kept is not its publisher's",
+	})
+}
+
+// note adds a row of our own to the ledger, stamped with our clock. It does not wait for room: these rows are few.
+func (w *Writer) note(s *sourceState, row ledgerRow) {
+	now := time.Now()
+	r := w.open
+	if r.rows() == 0 {
+		r.day, r.began, r.oldest = now.Unix()/86400, now, now
+	}
+	if day := now.Unix() / 86400; r.day != day {
+		now = time.Unix(r.day*86400+86399, 0) // the round is of one day
+	}
+	r.ledger.add(place{committed: now, stream: int64(w.reached.Created), seq: w.reached.Sequence}, row)
+}
+
+// Seq returns the last sequence of a source that is in the tables for good.
+func (w *Writer) Seq(name event.Source) (event.Epoch, event.Seq, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	m, ok := w.committed.marks[name]
+	return m.Epoch, m.Seq, ok && m.Started
+}
+
+// Committed returns the stream position up to which everything is in the tables for good.
+func (w *Writer) Committed() event.Position {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.committed.at
+}
+
+// Trouble says why inserts do not go through; empty when they do.
+func (w *Writer) Trouble() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.trouble
+}
