@@ -70,7 +70,7 @@ func (c *demoCmd) Run(a *app) (err error) {
 	if err := s.addPrefix(c.HashKey); err != nil {
 		return err
 	}
-	if err := s.addHistory(c.historyFlags, dir); err != nil {
+	if err := s.addHistory(c.historyFlags, dir, nil); err != nil {
 		return err
 	}
 	if err := s.addWeb(c.HashKey, c.historyFlags, dir, knownRoles); err != nil {

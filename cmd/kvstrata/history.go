@@ -69,11 +69,13 @@ func (historyEngineCmd) Run(a *app) error {
 const historyEngineArg = "history-engine"
 
 // addHistory adds the writer of history, with the embedded engine when no ClickHouse is given.
-func (s *stack) addHistory(flags historyFlags, data string) error {
+// committed, which may be nil, is told what is kept for good.
+func (s *stack) addHistory(flags historyFlags, data string, committed func(event.Source, event.Mark)) error {
 	cfg, err := flags.config(data)
 	if err != nil {
 		return err
 	}
+	cfg.Committed = committed
 	if flags.ClickHouse == "" {
 		if err := s.addEngine(flags, data); err != nil {
 			return err

@@ -54,7 +54,7 @@ func (c *runCmd) Run(a *app) error {
 		case "prefix":
 			err = s.addPrefix(c.HashKey)
 		case "history":
-			err = s.addHistory(c.historyFlags, dir)
+			err = s.addHistory(c.historyFlags, dir, nil)
 		case "web":
 			err = s.addWeb(c.HashKey, c.historyFlags, dir, c.Roles)
 		}

@@ -106,6 +106,9 @@ func (w *Writer) pass(ctx context.Context, conn clickhouse.Conn) error {
 	w.committed.at = r.at
 	for name, m := range r.marks {
 		w.committed.marks[name] = m
+		if w.cfg.Committed != nil {
+			w.cfg.Committed(name, m.Mark)
+		}
 	}
 	if r.rows() > 0 {
 		w.metrics.lag.Observe(max(time.Since(r.oldest).Seconds(), 0))

@@ -16,6 +16,7 @@ import (
 
 	"github.com/ClickHouse/clickhouse-go/v2"
 
+	"kvstrata/event"
 	"kvstrata/indexer/history/embedded"
 	"kvstrata/migrations"
 )
@@ -33,6 +34,8 @@ type Config struct {
 	MaxMemory int64 // bytes
 	// MaxRowsAnswered bounds an answer.
 	MaxRowsAnswered int
+	// Committed, which may be nil, is told each source's place after each round that moved it. It must not wait.
+	Committed func(event.Source, event.Mark)
 }
 
 // DefaultConfig returns the bounds of a writer and of readers, without an address.
