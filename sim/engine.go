@@ -63,6 +63,7 @@ type EngineStats struct {
 
 	BlocksStored  uint64 // physical copies cached
 	BlocksEvicted uint64
+	BlocksLoaded  uint64 // full blocks that came by transfer
 	Batches       uint64 // published
 }
 
@@ -73,6 +74,7 @@ type Engine struct {
 	pub    Publisher
 	pool   *BlockPool
 	hasher hasher
+	loads  *loads // nil when nobody is told of transfers
 
 	waiting []*sequence // the next first; preempted ones stand before those that never ran
 	running []*sequence // in the order of their admission

@@ -82,6 +82,11 @@ func (e *Engine) evicted(hash uint64) {
 func rawBlock(hash event.BlockHash) event.Block { return event.Block{Hash: hash, Copies: -1, Age: -1} }
 
 func (e *Engine) publish(now event.Time) error {
+	if e.loads != nil {
+		if err := e.loads.publish(now); err != nil {
+			return err
+		}
+	}
 	if len(e.events) == 0 {
 		return nil
 	}

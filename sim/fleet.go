@@ -136,7 +136,7 @@ func (f *Fleet) route(a *Arrival) (to *member, first Request, next handover) {
 	to, first = f.prefill[k%uint64(len(f.prefill))], a.Request
 	if d := uint64(len(f.decode)); d > 0 {
 		next = handover{to: f.decode[k%d], request: a.Request}
-		next.request.External = true
+		next.request.External, next.request.Peer = true, to.engine.Name()
 		first.Output = 1
 	}
 	hits := to.countIDs(a.HashIDs)

@@ -83,7 +83,11 @@ func trace(t testing.TB, requests []sim.TraceRequest) iter.Seq2[sim.Arrival, err
 }
 
 // naiveCounts counts hits over endless caches, one an engine, in the plainest terms.
-func naiveCounts(requests []sim.TraceRequest, engines int) (r sim.Report) {
+func naiveCounts(requests []sim.TraceRequest, engines, decode int) (r sim.Report) {
+	loaded := make([]map[event.PrefixHash]bool, decode)
+	for i := range decode {
+		loaded[i] = make(map[event.PrefixHash]bool)
+	}
 	blocks, ids := make([]map[event.PrefixHash]bool, engines), make([]map[uint64]bool, engines)
 	for i := range engines {
 		blocks[i], ids[i] = make(map[event.PrefixHash]bool), make(map[uint64]bool)
@@ -112,6 +116,17 @@ func naiveCounts(requests []sim.TraceRequest, engines int) (r sim.Report) {
 		for _, p := range prefixes {
 			seenBlocks[p] = true
 		}
+		if decode == 0 {
+			continue
+		}
+		here, there := loaded[k%decode], 0
+		for there < (request.InputLength-1)/16 && here[prefixes[there]] {
+			there++
+		}
+		r.BlocksLoaded += uint64((request.InputLength-1)/16 - there)
+		for _, p := range prefixes {
+			here[p] = true
+		}
 	}
 	return r
 }
@@ -124,7 +139,7 @@ func TestFleetCountsHits(t *testing.T) {
 				t.Fatal(err)
 			}
 			f.check(t)
-			got, want := f.Report(), naiveCounts(small(), test.prefill)
+			got, want := f.Report(), naiveCounts(small(), test.prefill, test.decode, 0)
 			want.Finished = want.Requests
 			counted := cmpopts.IgnoreFields(sim.Report{}, "Elapsed", "BlocksStored", "Batches", "Engines")
 			if diff := cmp.Diff(want, got, counted); diff != "" {
@@ -134,6 +149,49 @@ func TestFleetCountsHits(t *testing.T) {
 				t.Error("the trace has no hits to count")
 			}
 		})
+	}
+}
+
+// A connector tells of every block that a transfer brought, by the names that the engine's own events get.
+func TestLoadsAreTold(t *testing.T) {
+	var own, told recorder
+	e, err := sim.NewEngine(sim.DefaultEngineConfig(), &own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := sim.DefaultLoadConfig()
+	cfg.BlockBytes, cfg.Bandwidth = 1000, 4000
+	if err := e.ReportLoads(cfg, &told); err != nil {
+		t.Fatal(err)
+	}
+	prompt := make([]uint32, 70)
+	for i := range prompt {
+		prompt[i] = uint32(i)
+	}
+	if err := e.Submit(sim.Request{ID: "r", Prompt: prompt, Output: 1, External: true, Peer: "prefill-0"}); err != nil {
+		t.Fatal(err)
+	}
+	for now := event.Time(1e9); e.Busy(); now += 1e9 {
+		if _, err := e.Step(now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	names := event.Prefixes(nil, prompt, 16, event.NewHasher("").Seed("", ""), false)
+	want := event.Event{
+		Kind: event.Loaded, Tier: event.GPU, Group: event.NoGroup, BlockSize: 16, LoRAID: event.NoLoRAID,
+		Load: event.Load{From: event.GPU, Peer: "prefill-0", Request: "r", Bytes: 4000, Duration: time.Second},
+	}
+	for i, b := range own.batches[0].Events[0].Blocks {
+		want.Blocks = append(want.Blocks, event.Block{Hash: b.Hash, Prefix: names[i], Copies: -1, Age: -1})
+	}
+	if len(told.batches) != 1 {
+		t.Fatalf("%d batches", len(told.batches))
+	}
+	if diff := cmp.Diff([]event.Event{want}, told.batches[0].Events); diff != "" || len(want.Blocks) != 4 {
+		t.Errorf("%d blocks %s", len(want.Blocks), diff)
+	}
+	if got := e.Stats().BlocksLoaded; got != 4 {
+		t.Errorf("%d blocks loaded, want 4", got)
 	}
 }
 
@@ -204,7 +262,7 @@ func TestFleetInTime(t *testing.T) {
 					t.Fatal(err)
 				}
 				f.check(t)
-				got, want := f.Report(), naiveCounts(small(), 2)
+				got, want := f.Report(), naiveCounts(small(), 2, 0)
 				if got.Finished != 150 || got.Refused != 0 || got.HashIDHits != want.HashIDHits {
 					t.Errorf("report %+v, want 150 finished and %d of %d hash ids", got, want.HashIDHits, want.HashIDs)
 				}

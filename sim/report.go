@@ -21,6 +21,7 @@ type Report struct {
 	// Of all engines, prefill and decode.
 	BlocksStored  uint64
 	BlocksEvicted uint64
+	BlocksLoaded  uint64
 	Batches       uint64
 	Preempted     uint64
 
@@ -71,6 +72,7 @@ func (r *Report) add(role string, m *member) EngineStats {
 	r.Refused += e.Stats.Refused
 	r.BlocksStored += e.Stats.BlocksStored
 	r.BlocksEvicted += e.Stats.BlocksEvicted
+	r.BlocksLoaded += e.Stats.BlocksLoaded
 	r.Batches += e.Stats.Batches
 	r.Preempted += e.Stats.Preempted
 	return e.Stats

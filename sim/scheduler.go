@@ -132,7 +132,12 @@ func (e *Engine) loaded(s *sequence) {
 	e.stats.LoadedTokens += uint64(len(s.Prompt) - s.computed)
 	s.loading, s.external = false, false
 	s.computed = len(s.Prompt) - 1
-	e.cache(s, s.computed/e.cfg.BlockSize)
+	from, to := s.cached, s.computed/e.cfg.BlockSize
+	e.stats.BlocksLoaded += uint64(max(to-from, 0))
+	if e.loads != nil {
+		e.tellLoaded(s, from, to)
+	}
+	e.cache(s, to)
 }
 
 // allocate makes room for the next n tokens of a running request and caches the blocks that they fill. It returns

@@ -38,6 +38,7 @@ type Request struct {
 	// External says that the prompt's KV arrives by transfer from another engine (the decode role): its blocks are
 	// allocated at once, cached one step later, when they are loaded, and only the last token is computed.
 	External bool
+	Peer     string // the engine that it comes from
 }
 
 // Why an engine refuses a request.
