@@ -139,7 +139,7 @@ func TestFleetCountsHits(t *testing.T) {
 				t.Fatal(err)
 			}
 			f.check(t)
-			got, want := f.Report(), naiveCounts(small(), test.prefill, test.decode, 0)
+			got, want := f.Report(), naiveCounts(small(), test.prefill, test.decode)
 			want.Finished = want.Requests
 			counted := cmpopts.IgnoreFields(sim.Report{}, "Elapsed", "BlocksStored", "Batches", "Engines")
 			if diff := cmp.Diff(want, got, counted); diff != "" {
