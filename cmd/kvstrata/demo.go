@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"kvstrata/event"
+	"kvstrata/event/resident"
+	"kvstrata/indexer/history"
 	"kvstrata/publisher"
 	"kvstrata/sim"
 	"kvstrata/subscriber"
@@ -33,6 +35,7 @@ type demoCmd struct {
 	Trace      string `help:"A Mooncake trace to replay instead of generated traffic." type:"path" placeholder:"FILE"`
 	Speed      string `help:"Virtual time over real time; max: one request after another, as fast as it goes." default:"1"`
 	Exit       bool   `help:"End with the trace: compare what the engines hold with what the index and history say, report, and exit 3 on a difference."`
+	Processes  bool   `help:"Run each role in a process of its own, started again when it dies."`
 	Data       string `help:"Folder of the embedded NATS server and ClickHouse engine; kept. Without it a temporary one is used and removed." type:"path" placeholder:"DIR"`
 }
 
@@ -47,7 +50,7 @@ func (demoCmd) Help() string {
 // demoModel is what the simulated engines serve.
 const demoModel = "demo/llama-sim"
 
-// Run runs everything in this process until a signal comes, or, with --exit, until the trace has ended.
+// Run runs everything until a signal comes, or, with --exit, until the trace has ended.
 func (c *demoCmd) Run(a *app) (err error) {
 	speed, err := c.speed()
 	if err != nil {
@@ -60,44 +63,52 @@ func (c *demoCmd) Run(a *app) (err error) {
 		}
 		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	}
-	s, err := newStack(a, natsFlags{
+	flags := natsFlags{
 		NATSListen: c.NATSListen, NATSReplicas: 1, NATSMaxAge: time.Hour, NATSMaxBytes: 2 << 30, LeaseTTL: 2 * time.Second,
-	}, filepath.Join(dir, "nats"))
+	}
+	if c.Data != "" {
+		flags.NATSMaxAge = 24 * time.Hour
+	}
+	s, err := newStack(a, flags, filepath.Join(dir, "nats"))
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	if err := s.addPrefix(c.HashKey); err != nil {
-		return err
-	}
-	if err := s.addHistory(c.historyFlags, dir, nil); err != nil {
-		return err
-	}
-	if err := s.addWeb(c.HashKey, c.historyFlags, dir, knownRoles); err != nil {
+	var view fleetView = localView{s}
+	var supervisor *supervisor
+	if c.Processes {
+		supervisor = newSupervisor(a)
+		view = newRemoteView(supervisor)
+	} else if err := c.addRoles(s, dir); err != nil {
 		return err
 	}
 	// The engines run under a context of their own: they stop first.
 	simCtx, stopSim := context.WithCancel(a.ctx)
 	defer stopSim()
-	engines, err := c.startEngines(simCtx, s, speed == 0)
+	engines, err := c.startEngines(simCtx, s, view, speed == 0)
 	if err != nil {
 		return err
 	}
 	defer engines.stop()
-	if err := s.addSubscriber(c.edgeFlags.subscriber(), engines.configs); err != nil {
-		return err
+	if c.Processes {
+		if err := c.addProcesses(s, supervisor, engines, flags, dir); err != nil {
+			return err
+		}
+	} else {
+		if err := s.addSubscriber(c.edgeFlags.subscriber(), engines.configs); err != nil {
+			return err
+		}
+		if err := s.listen(c.listenFlags); err != nil {
+			return err
+		}
 	}
-	if err := s.listen(c.listenFlags); err != nil {
-		return err
-	}
-	c.announce(a, s, engines, dir)
-
 	stackCtx, stopStack := context.WithCancel(context.WithoutCancel(a.ctx))
 	defer stopStack()
 	stackDone := make(chan error, 1)
 	go func() { stackDone <- s.run(stackCtx) }()
+	c.announce(simCtx, a, s, view, engines, dir)
 	simDone := make(chan error, 1)
-	go func() { simDone <- c.drive(simCtx, a, engines, s, speed) }()
+	go func() { simDone <- c.drive(simCtx, a, engines, s, view, dir, speed) }()
 	select {
 	case err = <-stackDone: // a role failed
 		stopSim()
@@ -106,6 +117,17 @@ func (c *demoCmd) Run(a *app) (err error) {
 	}
 	stopStack()
 	return errors.Join(err, <-stackDone)
+}
+
+// addRoles adds every role to this process, but for the subscriber, which needs the engines' addresses.
+func (c *demoCmd) addRoles(s *stack, dir string) error {
+	if err := s.addPrefix(c.HashKey); err != nil {
+		return err
+	}
+	if err := s.addHistory(c.historyFlags, dir, nil); err != nil {
+		return err
+	}
+	return s.addWeb(c.HashKey, c.historyFlags, dir, knownRoles)
 }
 
 func (c *demoCmd) speed() (float64, error) {
@@ -127,6 +149,7 @@ type demoEngines struct {
 	prefill, decode []*sim.Engine
 	sockets         []*publisher.ZMQ
 	configs         []subscriber.EngineConfig
+	connectors      []event.Source
 	group           *errgroup.Group
 	cancel          context.CancelFunc
 }
@@ -142,7 +165,7 @@ func (d *demoEngines) all() []*sim.Engine {
 }
 
 // startEngines makes the engines and binds their sockets to free ports of loopback.
-func (c *demoCmd) startEngines(ctx context.Context, s *stack, paced bool) (*demoEngines, error) {
+func (c *demoCmd) startEngines(ctx context.Context, s *stack, view fleetView, paced bool) (*demoEngines, error) {
 	if c.Prefill < 1 || c.Prefill > 64 || c.Decode < 0 || c.Decode > 64 {
 		return nil, usagef("--prefill %d, --decode %d: want 1 to 64 prefill and 0 to 64 decode engines", c.Prefill, c.Decode)
 	}
@@ -154,7 +177,7 @@ func (c *demoCmd) startEngines(ctx context.Context, s *stack, paced bool) (*demo
 		if i >= c.Prefill {
 			name = fmt.Sprintf("decode-%d", i-c.Prefill)
 		}
-		if err := c.startEngine(socketCtx, ctx, s, d, name, uint64(i), paced); err != nil {
+		if err := c.startEngine(socketCtx, ctx, s, view, d, name, uint64(i), paced); err != nil {
 			d.stop()
 			return nil, err
 		}
@@ -162,7 +185,7 @@ func (c *demoCmd) startEngines(ctx context.Context, s *stack, paced bool) (*demo
 	return d, nil
 }
 
-func (c *demoCmd) startEngine(socketCtx, ctx context.Context, s *stack, d *demoEngines, name string, seed uint64, paced bool) error {
+func (c *demoCmd) startEngine(socketCtx, ctx context.Context, s *stack, view fleetView, d *demoEngines, name string, seed uint64, paced bool) error {
 	cfg := publisher.DefaultZMQConfig()
 	cfg.Endpoint, cfg.Replay, cfg.Topic = "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", "kv@"+name+"@"+demoModel
 	if err := cfg.Form.UnmarshalText([]byte(c.Form)); err != nil {
@@ -181,13 +204,7 @@ func (c *demoCmd) startEngine(socketCtx, ctx context.Context, s *stack, d *demoE
 	source := event.Source{Cluster: event.DefaultCluster, Model: demoModel, Instance: name, Origin: event.Engine}
 	var out sim.Publisher = socket
 	if paced {
-		out = &pacedPublisher{ctx: ctx, out: socket, window: cfg.BufferSteps / 4, applied: func() uint64 {
-			_, seq, started := s.index.Seq(source)
-			if !started {
-				return 0
-			}
-			return uint64(seq) + 1
-		}}
+		out = &pacedPublisher{ctx: ctx, out: socket, window: cfg.BufferSteps / 4, applied: func() uint64 { return view.applied(source) }}
 	}
 	engineCfg := sim.DefaultEngineConfig()
 	engineCfg.Name, engineCfg.PoolBlocks, engineCfg.BlockSize = name, c.PoolBlocks, c.BlockSize
@@ -200,12 +217,33 @@ func (c *demoCmd) startEngine(socketCtx, ctx context.Context, s *stack, d *demoE
 		d.prefill = append(d.prefill, engine)
 	} else {
 		d.decode = append(d.decode, engine)
+		if !paced {
+			if err := c.connect(socketCtx, s, d, engine, source); err != nil {
+				return err
+			}
+		}
 	}
 	d.sockets = append(d.sockets, socket)
 	d.configs = append(d.configs, subscriber.EngineConfig{
 		Source: source, Endpoint: socket.Endpoint(), Replay: socket.ReplayEndpoint(), Dialect: "auto",
+		PoolSize: uint64(c.PoolBlocks),
 	})
 	return nil
+}
+
+// connect gives a decode engine a connector, which tells of the transfers from prefill engines. At full speed there is
+// none: no time passes in which anything could be transferred.
+func (c *demoCmd) connect(ctx context.Context, s *stack, d *demoEngines, engine *sim.Engine, source event.Source) error {
+	source.Origin = event.Connector
+	connector, err := publisher.NewNATS(publisher.DefaultStreamConfig(), resident.DefaultConfig(), s.bus, source, s.app.log)
+	if err != nil {
+		return err
+	}
+	d.group.Go(func() error { return connector.Run(ctx) })
+	d.connectors = append(d.connectors, source)
+	loads := sim.DefaultLoadConfig()
+	loads.Hasher = event.NewHasher(c.HashKey)
+	return engine.ReportLoads(loads, connector)
 }
 
 // pacedPublisher keeps an engine at full speed from running further ahead of the index than its replay buffer reaches:
@@ -229,24 +267,43 @@ func (p *pacedPublisher) Publish(b *event.Batch) error {
 	return p.out.PublishWait(p.ctx, b)
 }
 
-func (c *demoCmd) announce(a *app, s *stack, d *demoEngines, dir string) {
-	fmt.Fprintf(a.stdout, "kvstrata demo at %s\n", s.server.URL())
+func (c *demoCmd) announce(ctx context.Context, a *app, s *stack, view fleetView, d *demoEngines, dir string) {
+	url := view.url(ctx)
+	fmt.Fprintf(a.stdout, "kvstrata demo at %s\n", url)
+	fmt.Fprintf(a.stdout, "  dashboard   %s\n", url)
 	fmt.Fprintf(a.stdout, "  nats        embedded at %s, streams in %s\n", s.nats.URL(), dir)
 	for _, e := range d.configs {
 		fmt.Fprintf(a.stdout, "  engine      %s publishes on %s, replays on %s\n", e.Source.Instance, e.Endpoint, e.Replay)
 	}
+	for _, source := range d.connectors {
+		fmt.Fprintf(a.stdout, "  connector   of %s tells of simulated transfers\n", source.Instance)
+	}
 	fmt.Fprintf(a.stdout, "  subscriber  hears %d engines\n", len(d.configs))
-	fmt.Fprintf(a.stdout, "  prefix      %s/v1/lookup and /v1/sources\n", s.server.URL())
-	fmt.Fprintf(a.stdout, "  admin       %s\n", s.server.AdminURL())
+	fmt.Fprintf(a.stdout, "  prefix      %s/v1/lookup and /v1/sources\n", url)
+	if c.ClickHouse == "" {
+		fmt.Fprintf(a.stdout, "  history     embedded ClickHouse engine, data in %s\n", engineDir(dir))
+	} else {
+		fmt.Fprintf(a.stdout, "  history     the ClickHouse given with --clickhouse\n")
+	}
+	if s.server != nil {
+		fmt.Fprintf(a.stdout, "  admin       %s\n", s.server.AdminURL())
+	}
+	if c.Data == "" {
+		fmt.Fprintf(a.stdout, "The data are removed at the end; --data DIR keeps them.\n")
+	}
 	tail := "kvstrata tail"
 	if s.nats.URL() != nats.DefaultURL {
 		tail += " --nats " + s.nats.URL()
 	}
-	fmt.Fprintf(a.stdout, "Try: %s   Ctrl-C stops.\n", tail)
+	query := "kvstrata query evictions"
+	if url != "http://127.0.0.1:8080" {
+		query += " --server " + url
+	}
+	fmt.Fprintf(a.stdout, "Try: %s, or %s   Ctrl-C stops.\n", tail, query)
 }
 
 // drive sends the traffic; with --exit it compares and reports at the end.
-func (c *demoCmd) drive(ctx context.Context, a *app, d *demoEngines, s *stack, speed float64) error {
+func (c *demoCmd) drive(ctx context.Context, a *app, d *demoEngines, s *stack, view fleetView, dir string, speed float64) error {
 	cfg := sim.DefaultFleetConfig()
 	cfg.Speed = speed
 	fleet, err := sim.NewFleet(cfg, d.prefill, d.decode)
@@ -271,7 +328,15 @@ func (c *demoCmd) drive(ctx context.Context, a *app, d *demoEngines, s *stack, s
 	if ctx.Err() != nil {
 		return errors.New("stopped before the trace ended")
 	}
-	return c.report(ctx, a, d, s, fleet.Report())
+	kept, err := c.historyFlags.config(dir)
+	if err != nil {
+		return err
+	}
+	reader, err := history.NewReader(kept)
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.report(ctx, a, d, view, reader, fleet.Report()), reader.Close())
 }
 
 func (c *demoCmd) arrivals() (iter.Seq2[sim.Arrival, error], func(), error) {

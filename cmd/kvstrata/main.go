@@ -51,6 +51,7 @@ type cli struct {
 type app struct {
 	ctx    context.Context
 	log    *slog.Logger
+	level  slog.Level // of log
 	stdout io.Writer
 	stderr io.Writer
 }
@@ -80,7 +81,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	defer stop()
 	// A second signal ends the process at once.
 	context.AfterFunc(ctx, stop)
-	a := &app{ctx: ctx, log: newLogger(stderr, c.LogLevel, c.LogJSON), stdout: stdout, stderr: stderr}
+	a := &app{ctx: ctx, log: newLogger(stderr, c.LogLevel, c.LogJSON), level: c.LogLevel, stdout: stdout, stderr: stderr}
 	if err = command.Run(a); err != nil {
 		fmt.Fprintln(stderr, "kvstrata:", err)
 	}

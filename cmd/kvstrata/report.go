@@ -1,20 +1,27 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"text/tabwriter"
 	"time"
 
 	"kvstrata/event"
+	"kvstrata/indexer/history"
+	"kvstrata/indexer/prefix"
 	"kvstrata/sim"
 )
 
-// report waits until the index has applied everything that the engines published, compares block for block, and prints
-// what happened. A difference wraps errMismatch.
-func (c *demoCmd) report(ctx context.Context, a *app, d *demoEngines, s *stack, r sim.Report) error {
+// report waits until the index and history have everything that the engines published, compares block for block, and
+// prints what happened. A difference wraps errMismatch.
+func (c *demoCmd) report(ctx context.Context, a *app, d *demoEngines, view fleetView, kept *history.Reader, r sim.Report) error {
 	simulated := time.Now()
-	if err := c.awaitIndex(ctx, d, s); err != nil {
+	if err := d.awaitIndex(ctx, view); err != nil {
+		return err
+	}
+	visible := r.Elapsed + time.Since(simulated)
+	if err := d.awaitHistory(ctx, kept); err != nil {
 		return err
 	}
 	wall := r.Elapsed + time.Since(simulated)
@@ -22,17 +29,24 @@ func (c *demoCmd) report(ctx context.Context, a *app, d *demoEngines, s *stack, 
 	fmt.Fprintf(a.stdout, "\n%d requests in %v\n", r.Requests, wall.Round(time.Millisecond))
 	fmt.Fprintf(a.stdout, "  hash ids      %d of %d were hits (%s)\n", r.HashIDHits, r.HashIDs, percent(r.HashIDHits, r.HashIDs, 3))
 	fmt.Fprintf(a.stdout, "  blocks        %d of %d full %d-token blocks were hits (%s)\n", r.BlockHits, r.Blocks, c.BlockSize, percent(r.BlockHits, r.Blocks, 2))
-	fmt.Fprintf(a.stdout, "  stored        %d blocks, evicted %d, in %d batches\n", r.BlocksStored, r.BlocksEvicted, r.Batches)
-	fmt.Fprintf(a.stdout, "  block events  %.0f/s through NATS to the index\n\n", float64(ops)/wall.Seconds())
+	fmt.Fprintf(a.stdout, "  stored        %d blocks, evicted %d, loaded %d, in %d batches\n", r.BlocksStored, r.BlocksEvicted, r.BlocksLoaded, r.Batches)
+	fmt.Fprintf(a.stdout, "  block events  %.0f/s through NATS to the index, %.0f/s to history\n\n", float64(ops)/visible.Seconds(), float64(ops)/wall.Seconds())
 
+	infos, err := view.sources(ctx)
+	if err != nil {
+		return fmt.Errorf("ask the index for its sources: %w", err)
+	}
 	w := tabwriter.NewWriter(a.stdout, 2, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "  engine\tsimulator\tindex\tdifferent\tstate\tledger\tdigests")
+	fmt.Fprintln(w, "  engine\tsimulator\tindex\thistory\tdifferent\tstored, evicted\tstate\tledger\tdigests")
 	different := 0
 	for i, e := range d.all() {
-		diff := s.compare(e, d.configs[i].Source)
+		diff, err := compare(ctx, e, d.configs[i].Source, view, kept, infos)
+		if err != nil {
+			return err
+		}
 		different += diff.different
-		fmt.Fprintf(w, "  %s\t%d blocks\t%d blocks\t%d\t%s\t%s\t%s\n", e.Name(), diff.simulator, diff.index, diff.different,
-			diff.state, diff.ledger, diff.digests)
+		fmt.Fprintf(w, "  %s\t%d blocks\t%d blocks\t%d blocks\t%d\t%s\t%s\t%s\t%s\n", e.Name(), diff.simulator, diff.index, diff.history,
+			diff.different, diff.totals, diff.state, diff.ledger, diff.digests)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -41,9 +55,9 @@ func (c *demoCmd) report(ctx context.Context, a *app, d *demoEngines, s *stack, 
 		fmt.Fprintf(a.stdout, "  %d requests did not fit an engine's pool and were refused\n", r.Refused)
 	}
 	if different > 0 {
-		return fmt.Errorf("%w: %d blocks differ between the engines and the index", errMismatch, different)
+		return fmt.Errorf("%w: %d blocks or totals differ between the engines, the index and history", errMismatch, different)
 	}
-	fmt.Fprintln(a.stdout, "  every engine's resident set is the same in the simulator and in the index, block for block")
+	fmt.Fprintln(a.stdout, "  every engine's resident set and totals are the same in the simulator, in the index and in history, block for block")
 	return nil
 }
 
@@ -54,77 +68,120 @@ func percent(n, of uint64, digits int) string {
 	return fmt.Sprintf("%.*f %%", digits, 100*float64(n)/float64(of))
 }
 
-// settleTime is how long the index may take for the last batches.
-const settleTime = 30 * time.Second
+// settleTime is how long index and history may take for the last batches without getting on.
+const settleTime = time.Minute
 
-func (c *demoCmd) awaitIndex(ctx context.Context, d *demoEngines, s *stack) error {
-	deadline := time.Now().Add(settleTime)
+// await waits until every engine's source stands where its engine does. far says how far one stands, and whether all is
+// said of it.
+func (d *demoEngines) await(ctx context.Context, who string, far func(event.Source) (batches uint64, settled bool, err error)) error {
 	for i, socket := range d.sockets {
-		for {
-			_, seq, started := s.index.Seq(d.configs[i].Source)
-			if socket.Seq() == 0 || started && uint64(seq)+1 >= socket.Seq() && s.told(d.configs[i].Source, seq) {
+		source := d.configs[i].Source
+		deadline, before := time.Now().Add(settleTime), uint64(0)
+		for socket.Seq() > 0 {
+			batches, settled, err := far(source)
+			if batches >= socket.Seq() && settled && err == nil {
 				break
 			}
+			if batches > before {
+				before, deadline = batches, time.Now().Add(settleTime)
+			}
 			if time.Now().After(deadline) {
-				return fmt.Errorf("%w: the index stands at sequence %d of %v, the engine published %d batches", errMismatch,
-					seq, d.configs[i].Source, socket.Seq())
+				return fmt.Errorf("%w: %s stands at %d batches of %v, the engine published %d (%v)", errMismatch, who, batches, source,
+					socket.Seq(), cmp.Or(err, ctx.Err()))
 			}
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
-			case <-time.After(5 * time.Millisecond):
+			case <-time.After(20 * time.Millisecond):
 			}
 		}
 	}
 	return nil
 }
 
-// told reports whether the subscriber's last word on a source is of a sequence or later.
-func (s *stack) told(source event.Source, seq event.Seq) bool {
-	for _, info := range s.index.Sources() {
-		if info.Source == source {
-			return info.Ledger.Started && info.Ledger.Last >= seq && info.State != event.StateRecovering
+func (d *demoEngines) awaitIndex(ctx context.Context, view fleetView) error {
+	return d.await(ctx, "the index", func(source event.Source) (uint64, bool, error) {
+		infos, err := view.sources(ctx)
+		if err != nil {
+			return 0, false, err
 		}
-	}
-	return false
+		for _, info := range infos {
+			if info.Source == source && info.Started {
+				told := info.Ledger.Started && info.Ledger.Last >= info.LastSeq && info.State != event.StateRecovering
+				return uint64(info.LastSeq) + 1, told, nil
+			}
+		}
+		return 0, false, nil
+	})
 }
 
-// difference is how an engine's blocks and the index's compare.
+func (d *demoEngines) awaitHistory(ctx context.Context, kept *history.Reader) error {
+	return d.await(ctx, "history", func(source event.Source) (uint64, bool, error) {
+		m, err := kept.Mark(ctx, source)
+		if err != nil || !m.Started {
+			return 0, false, err
+		}
+		return uint64(m.Seq) + 1, true, nil
+	})
+}
+
+// difference is how an engine's blocks compare in the simulator, the index and history.
 type difference struct {
-	simulator, index, different int
-	state, ledger, digests      string
+	simulator, index, history, different int
+	totals, state, ledger, digests       string
 }
 
-// compare holds every entry of the engine's resident set against the index, copies included.
-func (s *stack) compare(e *sim.Engine, source event.Source) difference {
-	var d difference
-	type key struct {
-		hash  event.BlockHash
-		tier  event.Tier
-		group uint32
-	}
-	want := make(map[key]int)
+// compare holds every entry of the engine's resident set against those of the index and of history, copies included, and
+// the totals that each counted.
+func compare(ctx context.Context, e *sim.Engine, source event.Source, view fleetView, kept *history.Reader, infos []prefix.SourceInfo) (difference, error) {
+	d := difference{totals: "equal", state: "unknown", ledger: "none", digests: "none"}
+	want := make(map[blockKey]int)
+	folded := make(map[history.Resident]int) // history has hashes of 64 bits
 	for k, copies := range e.Resident() {
-		want[key{k.Hash, k.Tier, k.Group.Index()}] = copies
+		want[blockKey{k.Hash, k.Tier, k.Group.Index()}] = copies
+		folded[history.Resident{Hash: history.Fold(k.Hash), Tier: k.Tier, Group: event.Group(k.Group.Index())}] += copies
 		d.simulator++
 	}
-	for entry := range s.index.Resident(source) {
+	err := view.resident(ctx, source, func(k blockKey, copies int) {
 		d.index++
-		k := key{entry.Hash, entry.Tier, entry.Group.Index()}
-		if want[k] != int(entry.Copies) {
+		if want[k] != copies {
 			d.different++
 		}
 		delete(want, k)
+	})
+	if err != nil {
+		return d, fmt.Errorf("ask the index for the blocks of %v: %w", source, err)
 	}
-	d.different += len(want)
-	d.state, d.ledger, d.digests = "unknown", "none", "none"
-	for _, info := range s.index.Sources() {
+	err = kept.Resident(ctx, source, func(b history.Resident) {
+		d.history++
+		k := history.Resident{Hash: b.Hash, Tier: b.Tier, Group: event.Group(b.Group.Index())}
+		if folded[k] != int(b.Copies) {
+			d.different++
+		}
+		delete(folded, k)
+	})
+	if err != nil {
+		return d, fmt.Errorf("ask history for the blocks of %v: %w", source, err)
+	}
+	d.different += len(want) + len(folded)
+	totals, err := kept.Totals(ctx, source)
+	if err != nil {
+		return d, fmt.Errorf("ask history for the totals of %v: %w", source, err)
+	}
+	stats := e.Stats()
+	for _, info := range infos {
 		if info.Source != source {
 			continue
 		}
 		d.state = info.State.String()
 		d.ledger = map[bool]string{true: "adds up", false: "DOES NOT ADD UP"}[info.Balanced]
 		d.digests = fmt.Sprintf("%d agreed, %d differed", info.Digest.Agreed, info.Digest.Differed)
+		if info.Totals.Stored != stats.BlocksStored || info.Totals.Evicted != stats.BlocksEvicted ||
+			totals.Stored != stats.BlocksStored || totals.Evicted != stats.BlocksEvicted {
+			d.different++
+			d.totals = fmt.Sprintf("%d/%d/%d, %d/%d/%d DIFFER", stats.BlocksStored, info.Totals.Stored, totals.Stored,
+				stats.BlocksEvicted, info.Totals.Evicted, totals.Evicted)
+		}
 	}
-	return d
+	return d, nil
 }

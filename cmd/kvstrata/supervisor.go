@@ -1,0 +1,144 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// supervisor runs roles as processes of this binary, and starts those again that die.
+type supervisor struct {
+	app *app
+
+	mu      sync.Mutex
+	changed chan struct{} // closed when a process says where it is
+	urls    map[string]string
+	pids    map[string]int
+}
+
+func newSupervisor(a *app) *supervisor {
+	return &supervisor{app: a, changed: make(chan struct{}), urls: make(map[string]string), pids: make(map[string]int)}
+}
+
+// restartPause is between the death of a process and its next life.
+const restartPause = 200 * time.Millisecond
+
+// run keeps a role running until ctx ends.
+func (s *supervisor) run(ctx context.Context, role string, args []string) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("start role %s: %w", role, err)
+	}
+	for ctx.Err() == nil {
+		err := s.life(ctx, role, exe, args)
+		if ctx.Err() != nil {
+			return nil
+		}
+		s.app.log.Warn("a role's process ended; starting it again", "role", role, "err", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(restartPause):
+		}
+	}
+	return nil
+}
+
+// life is one process of a role, from its start to its end.
+func (s *supervisor) life(ctx context.Context, role, exe string, args []string) error {
+	// The kernel ends the process when the thread that started it ends: this one must not, before the process has.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd := exec.CommandContext(ctx, exe, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true} // Ctrl-C is this process's to handle
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 20 * time.Second
+	cmd.Stderr = s.app.stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	s.app.log.Info("a role's process began", "role", role, "pid", cmd.Process.Pid)
+	s.mu.Lock()
+	s.pids[role] = cmd.Process.Pid
+	s.mu.Unlock()
+	s.listen(role, out)
+	return cmd.Wait()
+}
+
+// listen reads what a process prints, and notes where its API is.
+func (s *supervisor) listen(role string, out io.Reader) {
+	lines := bufio.NewScanner(out)
+	for lines.Scan() {
+		fields := strings.Fields(lines.Text())
+		if len(fields) != 2 || fields[0] != "api" {
+			continue
+		}
+		s.mu.Lock()
+		s.urls[role] = fields[1]
+		close(s.changed)
+		s.changed = make(chan struct{})
+		s.mu.Unlock()
+	}
+}
+
+// url returns where a role's API is, once it said so; empty when ctx ended first.
+func (s *supervisor) url(ctx context.Context, role string) string {
+	for {
+		s.mu.Lock()
+		url, changed := s.urls[role], s.changed
+		s.mu.Unlock()
+		if url != "" {
+			return url
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ""
+		}
+	}
+}
+
+// addProcesses adds a process for each role to what the stack runs.
+func (c *demoCmd) addProcesses(s *stack, sup *supervisor, engines *demoEngines, flags natsFlags, dir string) error {
+	common := []string{
+		"--nats", s.nats.URL(), "--nats-max-age", flags.NATSMaxAge.String(), "--nats-max-bytes", fmt.Sprint(flags.NATSMaxBytes),
+		"--lease-ttl", flags.LeaseTTL.String(), "--data", dir, "--hash-key", c.HashKey,
+	}
+	if c.ClickHouse != "" {
+		common = append(common, "--clickhouse", c.ClickHouse)
+	}
+	if c.CHDB != "" {
+		common = append(common, "--chdb", c.CHDB)
+	}
+	for _, role := range knownRoles {
+		args := append([]string{"run", "--roles", role}, common...)
+		listen, admin := "127.0.0.1:0", "127.0.0.1:0"
+		if role == "web" {
+			listen, admin = c.Listen, c.Admin
+		}
+		args = append(args, "--listen", listen, "--admin", admin, "--log-level", s.app.level.String())
+		if role == "subscriber" {
+			args = append(args, "--tokens", c.Tokens)
+			if c.AllowInvertible {
+				args = append(args, "--allow-invertible")
+			}
+			for _, e := range engines.configs {
+				args = append(args, "--engine", fmt.Sprintf("zmq+%s,replay=%s,model=%s,instance=%s,pool=%d", e.Endpoint, e.Replay,
+					e.Source.Model, e.Source.Instance, e.PoolSize))
+			}
+		}
+		s.runs = append(s.runs, func(ctx context.Context) error { return sup.run(ctx, role, args) })
+	}
+	return nil
+}
