@@ -5,23 +5,35 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo deve
 TRACES  := $(wildcard ../shared/data)
 export KVSTRATA_TRACES ?= $(if $(TRACES),$(abspath $(TRACES)))
 
-.PHONY: help setup build demo test race trace lint generate fuzz interop bench clean
+.PHONY: help setup setup-test build demo test race ui-test trace lint generate fuzz interop bench clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## Install what is missing: libzmq and pkg-config (Debian packages).
+setup: ## Install what is missing: Debian packages, the ClickHouse engine, the dashboard's libraries.
 	@./scripts/setup.sh
 
-build: setup ## Build bin/kvstrata.
+setup-test: # and what only tests need
+	@./scripts/setup.sh test
+
+UI := $(shell find web/ui -path web/ui/node_modules -prune -o -path web/ui/dist -prune -o -type f -print)
+web/ui/dist/index.html: $(UI)
+	cd web/ui && npm run build --silent
+	@touch $@
+
+build: setup ## Build the dashboard and bin/kvstrata.
+	@$(MAKE) --no-print-directory web/ui/dist/index.html
 	$(GO) build -ldflags "-X main.version=$(VERSION)" -o bin/kvstrata ./cmd/kvstrata
 
 demo: build ## Run everything here, with simulated engines.
 	bin/kvstrata demo
 
-test: build lint race trace ## Run all tests but interop.
+test: setup-test build lint ui-test race trace ## Run all tests but interop.
 
-race: setup # every test but those of real engines, with the race detector
+ui-test: setup # the dashboard's own tests
+	cd web/ui && npm run lint --silent && npm test --silent
+
+race: setup-test # every test but those of real engines, with the race detector
 	$(GO) test -race -short -shuffle=on -timeout 15m $$($(GO) list ./... | grep -v /interop)
 
 trace: setup # the real traces, without the race detector: they are long
