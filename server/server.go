@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"strconv"
 	"strings"
 	"time"
 
@@ -64,18 +65,42 @@ func New(cfg Config, handlers map[string]http.Handler, ready []Ready, gatherer p
 	}
 	public, err := net.Listen("tcp", cfg.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("listen on --listen %s: %w; choose another with --listen", cfg.Listen, err)
+		return nil, fmt.Errorf("listen on --listen %s: %w; %s", cfg.Listen, err, offer("--listen", cfg.Listen, cfg.Admin))
 	}
 	admin, err := net.Listen("tcp", cfg.Admin)
 	if err != nil {
 		return nil, errors.Join(
-			fmt.Errorf("listen on --admin %s: %w; choose another with --admin", cfg.Admin, err), public.Close())
+			fmt.Errorf("listen on --admin %s: %w; %s", cfg.Admin, err, offer("--admin", cfg.Admin, cfg.Listen)), public.Close())
 	}
 	mux := http.NewServeMux()
 	for pattern, h := range handlers {
 		mux.Handle(pattern, h)
 	}
 	return &Server{public: public, admin: admin, handler: mux, ready: ready, gatherer: gatherer, log: log}, nil
+}
+
+// offer names another address for a flag: the next port of the same host that is free, and not the other flag's.
+func offer(flag, addr, others string) string {
+	host, port, err := net.SplitHostPort(addr)
+	n, numeric := strconv.Atoi(port)
+	if err != nil || numeric != nil {
+		return "choose another with " + flag
+	}
+	for next := n + 1; next <= n+100 && next < 1<<16; next++ {
+		other := net.JoinHostPort(host, strconv.Itoa(next))
+		if other == others {
+			continue
+		}
+		l, err := net.Listen("tcp", other)
+		if err != nil {
+			continue
+		}
+		if err := l.Close(); err != nil {
+			break
+		}
+		return fmt.Sprintf("%s %s is free", flag, other)
+	}
+	return "choose another with " + flag
 }
 
 // URL returns the public address, AdminURL the admin one.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"regexp"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -209,11 +210,20 @@ func TestATakenPortNamesItsFlag(t *testing.T) {
 		if err == nil {
 			t.Fatalf("%s: a taken port was bound", flag)
 		}
-		for _, part := range []string{flag + " " + busy, "address already in use", "choose another with " + flag} {
+		for _, part := range []string{flag + " " + busy, "address already in use"} {
 			if !strings.Contains(err.Error(), part) {
 				t.Errorf("%s: %q does not tell %q", flag, err, part)
 			}
 		}
+		offered := regexp.MustCompile(flag + ` (127\.0\.0\.1:\d+) is free`).FindStringSubmatch(err.Error())
+		if offered == nil || offered[1] == busy {
+			t.Fatalf("%s: %q offers no other address", flag, err)
+		}
+		l, err := net.Listen("tcp", offered[1])
+		if err != nil {
+			t.Fatalf("what is offered can't be bound: %v", err)
+		}
+		l.Close()
 	}
 	// The public port of a server whose admin port was taken is free again.
 	s, err := server.New(free, nil, nil, prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
