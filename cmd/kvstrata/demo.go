@@ -16,6 +16,7 @@ import (
 	"kvstrata/event"
 	"kvstrata/event/resident"
 	"kvstrata/indexer/history"
+	"kvstrata/indexer/prefix"
 	"kvstrata/publisher"
 	"kvstrata/sim"
 	"kvstrata/subscriber"
@@ -29,7 +30,7 @@ type demoCmd struct {
 	NATSListen string `name:"nats-listen" help:"Address of the embedded NATS server; port 0 takes a free one." default:"127.0.0.1:4222" env:"KVSTRATA_NATS_LISTEN"`
 	Prefill    int    `help:"Prefill engines." default:"2"`
 	Decode     int    `help:"Decode engines; with none, prefill engines generate." default:"2"`
-	PoolBlocks int    `help:"Physical blocks of each engine." default:"16384"`
+	PoolBlocks int    `help:"Physical blocks of each engine; 0: 4096 for generated traffic, which fills them in a minute, 16384 for a trace." default:"0"`
 	BlockSize  int    `help:"Tokens a block." default:"16"`
 	Form       string `help:"Encoding of the engines' events: map as vLLM since 0.24, or array as before." enum:"map,array" default:"map"`
 	Trace      string `help:"A Mooncake trace to replay instead of generated traffic." type:"path" placeholder:"FILE"`
@@ -55,6 +56,9 @@ func (c *demoCmd) Run(a *app) (err error) {
 	speed, err := c.speed()
 	if err != nil {
 		return err
+	}
+	if c.PoolBlocks == 0 {
+		c.PoolBlocks = map[bool]int{true: 4096, false: 16384}[c.Trace == ""]
 	}
 	dir := c.Data
 	if dir == "" {
@@ -315,6 +319,9 @@ func (c *demoCmd) drive(ctx context.Context, a *app, d *demoEngines, s *stack, v
 		return err
 	}
 	defer closeTrace()
+	if speed > 0 && s.index != nil {
+		arrivals = lookedUp(arrivals, s.index)
+	}
 	if err := fleet.Run(ctx, arrivals); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("simulate: %w", err)
 	}
@@ -337,6 +344,22 @@ func (c *demoCmd) drive(ctx context.Context, a *app, d *demoEngines, s *stack, v
 		return err
 	}
 	return errors.Join(c.report(ctx, a, d, view, reader, fleet.Report()), reader.Close())
+}
+
+// lookedUp asks the index for each request when it comes, as a router would. The fleet goes on in turn: what is shown is
+// what could be known.
+func lookedUp(arrivals iter.Seq2[sim.Arrival, error], index *prefix.Index) iter.Seq2[sim.Arrival, error] {
+	return func(yield func(sim.Arrival, error) bool) {
+		for a, err := range arrivals {
+			if err == nil && len(a.Request.Prompt) > 0 {
+				// A model is unknown until its first event: nothing can be asked of it yet.
+				_, _ = index.Lookup(&prefix.Request{Model: demoModel, Tokens: a.Request.Prompt, LoRA: a.Request.LoRA, Salt: a.Request.Salt})
+			}
+			if !yield(a, err) {
+				return
+			}
+		}
+	}
 }
 
 func (c *demoCmd) arrivals() (iter.Seq2[sim.Arrival, error], func(), error) {
