@@ -44,6 +44,8 @@ type cli struct {
 	Bench   benchCmd   `cmd:"" help:"Measure."`
 	Version versionCmd `cmd:"" help:"Print versions."`
 
+	Healthcheck healthcheckCmd `cmd:"" help:"Ask whether the roles of a process here are ready."`
+
 	HistoryEngine historyEngineCmd `cmd:"" name:"history-engine" hidden:"" help:"The embedded engine's child process."`
 }
 

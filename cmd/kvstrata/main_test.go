@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"kvstrata/event"
+	"kvstrata/indexer/history/embedded"
 	"kvstrata/indexer/prefix"
 )
 
@@ -35,11 +36,25 @@ func TestMain(m *testing.M) {
 	build := exec.Command("go", "build", "-o", binary, ".")
 	build.Stderr = os.Stderr
 	code := 1
-	if err := build.Run(); err == nil {
+	if err := errors.Join(build.Run(), findEngine()); err == nil {
 		code = m.Run()
+	} else {
+		fmt.Fprintln(os.Stderr, err)
 	}
 	_ = os.RemoveAll(dir)
 	os.Exit(code)
+}
+
+// findEngine tells the binary where make setup put the ClickHouse engine's library.
+func findEngine() error {
+	if err := os.Chdir("../.."); err != nil {
+		return err
+	}
+	library, err := embedded.Find("")
+	if err != nil {
+		return err
+	}
+	return errors.Join(os.Setenv("KVSTRATA_CHDB", library), os.Chdir("cmd/kvstrata"))
 }
 
 // outcome is how a command ended.
@@ -137,9 +152,11 @@ func (p *process) interrupt(sig os.Signal) (code int, took time.Duration) {
 	return p.cmd.ProcessState.ExitCode(), time.Since(begin)
 }
 
+const patience = 60 * time.Second
+
 func eventually(t *testing.T, what string, cond func() bool, context func() string) {
 	t.Helper()
-	for deadline := time.Now().Add(60 * time.Second); !cond(); <-time.After(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !cond(); <-time.After(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain for %s:\n%s", what, context())
 		}
