@@ -174,7 +174,7 @@ func (s *stack) addReader(cfg history.Config) error {
 	for _, path := range []string{"/v1/queries", "/v1/query/", "/v1/explain/"} {
 		s.handlers[path] = h
 	}
-	s.watch = &historyWatch{reader: reader, bus: s.bus}
+	s.watch = &historyWatch{reader: reader, bus: s.bus, engine: s.engine}
 	s.watch.doc = serviceDoc{Name: "history", State: "down", Reason: "not asked yet"}
 	s.registry.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -208,15 +208,20 @@ type historyDetail struct {
 type historyWatch struct {
 	reader *history.Reader
 	bus    *bus.Bus
+	engine *embedded.Engine // nil when another process has it, or a server is used
 
 	mu  sync.Mutex
 	doc serviceDoc
+
+	pid    int       // of the engine when it was last looked at
+	reborn time.Time // when it was seen to be another than before
 }
 
 // Bounds of historyWatch: behind is told from there on.
 const (
 	watchEvery  = time.Second
 	behindAfter = 10 * time.Second
+	rebornFor   = 15 * time.Second // how long a death of the engine is told after it is up again
 )
 
 func (w *historyWatch) get() serviceDoc {
@@ -280,7 +285,9 @@ func (w *historyWatch) look(ctx context.Context) serviceDoc {
 	if detail.BehindMessages > 0 && !at.Written.IsZero() {
 		detail.LagSeconds = time.Since(at.Written).Round(100 * time.Millisecond).Seconds()
 	}
-	switch {
+	switch died := w.died(time.Now()); {
+	case died != "":
+		doc.State, doc.Reason = "behind", died
 	case kept+1 < first && kept > 0:
 		doc.State, doc.Reason = "behind", fmt.Sprintf("messages %d to %d left NATS before they were kept", kept+1, first-1)
 	case detail.LagSeconds > behindAfter.Seconds():
@@ -288,6 +295,24 @@ func (w *historyWatch) look(ctx context.Context) serviceDoc {
 			detail.BehindMessages, detail.LagSeconds)
 	}
 	return doc
+}
+
+// died tells of a death of the engine that is not long ago; its restart takes less than the eye needs to see it.
+func (w *historyWatch) died(now time.Time) string {
+	if w.engine == nil {
+		return ""
+	}
+	if pid := w.engine.PID(); pid != 0 && pid != w.pid {
+		if w.pid != 0 {
+			w.reborn = now
+		}
+		w.pid = pid
+	}
+	if w.reborn.IsZero() || now.Sub(w.reborn) > rebornFor {
+		return ""
+	}
+	return fmt.Sprintf("the ClickHouse engine died and was started again at %s; what came meanwhile waited in NATS",
+		w.reborn.Format(time.TimeOnly))
 }
 
 // migrateCmd brings a ClickHouse to the present schema.
