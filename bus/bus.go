@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"slices"
 	"time"
 
@@ -99,7 +100,7 @@ func Dial(ctx context.Context, cfg Config, name string, log *slog.Logger, option
 	}
 	bulk, err := jetstream.New(b.bulk)
 	if err == nil {
-		b.checkpoints, b.leases, err = b.provide(ctx, bulk)
+		b.checkpoints, b.leases, err = b.provideInTime(ctx, bulk)
 	}
 	if err != nil {
 		b.Close()
@@ -205,6 +206,35 @@ func (b *Bus) provide(ctx context.Context, bulk jetstream.JetStream) (jetstream.
 		return nil, nil, fmt.Errorf("make key-value bucket %s: %w", LeaseBucket, err)
 	}
 	return checkpoints, leases, nil
+}
+
+// provideTime is how long JetStream may take to become ready: a cluster that just started elects leaders first.
+const provideTime = 30 * time.Second
+
+// provideInTime makes what is missing, and waits for a JetStream that is not ready yet.
+func (b *Bus) provideInTime(ctx context.Context, bulk jetstream.JetStream) (jetstream.ObjectStore, jetstream.KeyValue, error) {
+	for began, said := time.Now(), false; ; {
+		checkpoints, leases, err := b.provide(ctx, bulk)
+		if !notReady(err) || ctx.Err() != nil || time.Since(began) > provideTime {
+			return checkpoints, leases, err
+		}
+		if !said {
+			said = true
+			b.log.Warn("waiting for JetStream", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, nil, err
+		case <-time.After(250 * time.Millisecond):
+		}
+	}
+}
+
+// notReady reports whether an error says that JetStream may do it later.
+func notReady(err error) bool {
+	var refused *jetstream.APIError
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrNoResponders) ||
+		errors.As(err, &refused) && refused.Code == http.StatusServiceUnavailable
 }
 
 // provideAgain makes what a server that came back without its store lost. What refers to it by name goes on.
