@@ -1,6 +1,7 @@
 package kvstrata_test
 
 import (
+	"errors"
 	"maps"
 	"os"
 	"os/exec"
@@ -40,6 +41,7 @@ func TestSetupSaysWhatIsMissing(t *testing.T) {
 		{"not root", with(map[string]string{"apt-get": "", "id": "1000"}, "pkg-config"), "not root; run: sudo apt-get install pkg-config libzmq3-dev"},
 		{"no apt", with(map[string]string{"id": "0"}, "pkg-config"), "install by hand: pkg-config libzmq3-dev"},
 		{"no registry", with(map[string]string{"npm": failing}), "npm failed in indexer/history/embedded"},
+		{"no package", with(map[string]string{"no package": ""}), "npm has no ClickHouse engine for"},
 		{"nothing installed", with(nil), "installing the dashboard's libraries"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -54,7 +56,13 @@ func TestSetupSaysWhatIsMissing(t *testing.T) {
 			if err := os.WriteFile(at, script, 0o755); err != nil {
 				t.Fatal(err)
 			}
-			for _, tool := range []string{"dirname", "mktemp", "tail", "touch", "rm"} {
+			if _, none := c.tools["no package"]; !none {
+				lib := filepath.Join(root, "indexer/history/embedded/node_modules/@chdb/lib-linux-x64-gnu/libchdb.so")
+				if err := errors.Join(os.MkdirAll(filepath.Dir(lib), 0o755), os.WriteFile(lib, nil, 0o644)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, tool := range []string{"dirname", "mktemp", "tail", "touch", "rm", "ls", "uname"} {
 				path, err := exec.LookPath(tool)
 				if err != nil {
 					t.Fatal(err)

@@ -70,3 +70,8 @@ install_npm() { # folder, what it is
 }
 install_npm indexer/history/embedded "the ClickHouse engine (540 MB, in indexer/history/embedded/node_modules)"
 install_npm web/ui "the dashboard's libraries (in web/ui/node_modules)"
+# npm says nothing when it has no package for this machine.
+if [ -z "${KVSTRATA_CHDB:-}" ] && ! ls indexer/history/embedded/node_modules/@chdb/lib-linux-*-gnu/libchdb.so >/dev/null 2>&1; then
+  echo "setup: npm has no ClickHouse engine for $(uname -m); name a libchdb.so 26.7.3 by KVSTRATA_CHDB" >&2
+  exit 1
+fi
