@@ -12,10 +12,14 @@ import (
 	"github.com/pebbe/zmq4"
 
 	"kvstrata/bus"
+	"kvstrata/indexer/history"
+	"kvstrata/indexer/history/embedded"
 	"kvstrata/subscriber"
 )
 
 type doctorCmd struct {
+	historyFlags
+
 	NATS      string   `name:"nats" help:"NATS servers to check; empty: only the embedded one is used." env:"KVSTRATA_NATS"`
 	NATSCreds string   `name:"nats-creds" help:"NATS credentials file." type:"path" env:"KVSTRATA_NATS_CREDS"`
 	Server    string   `help:"An index to check." placeholder:"URL" env:"KVSTRATA_SERVER"`
@@ -50,6 +54,15 @@ func (c *doctorCmd) Run(a *app) error {
 		fmt.Fprintf(a.stdout, "ok     %-28s %s\n", what, said)
 	}
 	check("libzmq", func(context.Context) (string, error) { return checkLibzmq() })
+	if c.ClickHouse == "" {
+		check("clickhouse engine", func(context.Context) (string, error) { return embedded.Find(c.CHDB) })
+	} else {
+		cfg, err := c.historyFlags.config("")
+		if err != nil {
+			return err
+		}
+		check("clickhouse", func(ctx context.Context) (string, error) { return checkClickHouse(ctx, cfg) })
+	}
 	if c.Server == "" {
 		check("listen "+c.Listen, func(context.Context) (string, error) { return checkListen(c.Listen) })
 	} else {
@@ -81,6 +94,27 @@ func checkLibzmq() (string, error) {
 		return "", fmt.Errorf("version %d.%d.%d: 4.3 or newer is needed; install libzmq3-dev and build again", major, minor, patch)
 	}
 	return fmt.Sprintf("version %d.%d.%d", major, minor, patch), nil
+}
+
+func checkClickHouse(ctx context.Context, cfg history.Config) (string, error) {
+	version, err := history.ServerVersion(ctx, cfg)
+	if err != nil {
+		return "", err
+	}
+	steps, err := history.Status(ctx, cfg)
+	if err != nil {
+		return fmt.Sprintf("version %s; no tables yet: the history role makes them when it starts", version), nil
+	}
+	waiting := 0
+	for _, step := range steps {
+		if !step.Applied {
+			waiting++
+		}
+	}
+	if waiting > 0 {
+		return fmt.Sprintf("version %s; %d of %d migrations wait: the history role applies them when it starts", version, waiting, len(steps)), nil
+	}
+	return fmt.Sprintf("version %s; all %d migrations are applied", version, len(steps)), nil
 }
 
 func checkListen(addr string) (string, error) {
