@@ -289,6 +289,9 @@ func tailFilters(t *testing.T, p *page, base string) {
 }
 
 func queryRuns(t *testing.T, p *page, base string) {
+	eventually(t, "history has evictions", func() bool {
+		return len(get[history.Answer](t, base+"/v1/query/evictions?since=10m").Rows) >= 4
+	}, func() string { return "" })
 	since, until := time.Now().Add(-10*time.Minute).UnixMilli(), time.Now().UnixMilli()
 	window := fmt.Sprintf("since=%d&until=%d", since, until)
 	p.show(base + "/history?query=evictions&" + window)
@@ -358,7 +361,7 @@ func accessible(t *testing.T, p *page, base string) {
 	hash := get[struct{ Rows []prefix.HotPrefix }](t, base+"/v1/prefixes?limit=1").Rows[0].Prefix.String()
 	screens := []string{
 		"/", "/engines", "/engines?source=default.demo%252Fllama-sim.prefill-0.0.engine", "/prefixes", "/history?query=events",
-		"/history?query=lifetimes", "/explain", "/explain/" + hash, "/tail", "/no-such-screen",
+		"/history?query=lifetimes", "/explain", "/explain/" + hash, "/tail",
 	}
 	for _, theme := range []string{"light", "dark"} {
 		for _, screen := range screens {

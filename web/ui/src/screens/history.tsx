@@ -56,7 +56,8 @@ export function HistoryScreen({ route }: { route: HistoryRoute }) {
       </>
     );
   }
-  const chosen = list.find((q) => q.name === route.query);
+  // Without a name it is the first: the page has something to show at once.
+  const chosen = route.query === "" ? list[0] : list.find((q) => q.name === route.query);
   return (
     <>
       <Head />
@@ -67,7 +68,7 @@ export function HistoryScreen({ route }: { route: HistoryRoute }) {
             <Asked key={chosen.name} info={chosen} route={route} />
           ) : (
             <Empty
-              title={route.query === "" ? "Choose a query." : `There is no query named ${route.query}.`}
+              title={route.query === "" ? "There are no queries." : `There is no query named ${route.query}.`}
               testid={id.historyEmpty}
             >
               <p>Each answers one question from the stored events, with a chart, a table and its SQL.</p>
@@ -141,7 +142,7 @@ function Asked({ info, route }: { info: QueryInfo; route: HistoryRoute }) {
   }, [address, run]);
 
   const ask = (params: Record<string, string>) => {
-    go({ ...route, params });
+    go({ ...route, query: info.name, params });
     setRun(run + 1);
   };
   return (
