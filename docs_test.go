@@ -13,6 +13,7 @@ import (
 	"kvstrata/bus"
 	"kvstrata/event"
 	"kvstrata/event/resident"
+	"kvstrata/indexer/history"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -241,4 +242,14 @@ func glob(t *testing.T, pattern string) []string {
 		t.Fatalf("%s: %d files, %v", pattern, len(names), err)
 	}
 	return names
+}
+
+// Named queries are documented.
+func TestEveryQueryIsDocumented(t *testing.T) {
+	doc := read(t, "docs/api.md")
+	for _, q := range history.Queries() {
+		if !strings.Contains(doc, "| `"+q.Name+"` |") {
+			t.Errorf("docs/api.md does not list the query %s", q.Name)
+		}
+	}
 }
