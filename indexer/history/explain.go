@@ -67,6 +67,8 @@ type StoryLine struct {
 
 	engineHash, hash, parent uint64
 	named                    bool
+	stream                   int64
+	streamSeq                uint64
 	ev, pos                  int64
 	model                    string
 }
@@ -81,7 +83,8 @@ func (l *StoryLine) locate() error {
 // maxStory bounds the events of a story: the newest.
 const maxStory = 5000
 
-// Explain tells the story of a block by its prefix hash or by an engine's hash. since is as in a query; empty = all.
+// Explain tells the story of a block by its prefix hash or by an engine's hash. since is as in a query, and leaves out the
+// events before it; empty = all that is kept. Where a block is resident is added up from everything.
 func (r *Reader) Explain(ctx context.Context, text, since string) (*Story, error) {
 	began := time.Now()
 	hash, err := parseHash(text)
@@ -94,66 +97,145 @@ func (r *Reader) Explain(ctx context.Context, text, since string) (*Story, error
 			return nil, fmt.Errorf("%w since: %w", ErrBadParam, err)
 		}
 	}
-	s := &Story{Hash: text, Summary: []string{}, Names: []Name{}, Resident: []Place{}, Events: []StoryLine{}}
-	// By prefix hash first: rows lie in its order.
-	for _, column := range []string{"hash", "engine_hash"} {
-		if s.Events, err = r.storyLines(ctx, column, hash, from); err != nil {
-			return nil, err
-		}
-		if len(s.Events) > 0 {
-			break
-		}
+	s := &Story{Hash: text, Names: []Name{}, Resident: []Place{}, Events: []StoryLine{}}
+	which, err := r.spellings(ctx, hash)
+	if err != nil {
+		return nil, err
 	}
-	s.Found = len(s.Events) > 0
-	if s.Truncated = len(s.Events) > maxStory; s.Truncated {
-		s.Events = s.Events[len(s.Events)-maxStory:]
+	lines, err := r.storyLines(ctx, which)
+	if err != nil {
+		return nil, err
+	}
+	s.Found = len(lines) > 0
+	if s.Truncated = len(lines) > maxStory; s.Truncated {
+		lines = lines[len(lines)-maxStory:]
 	}
 	if s.Found {
-		clears, err := r.clears(ctx, s.Events)
-		if err != nil {
+		if lines, err = r.withClears(ctx, lines); err != nil {
 			return nil, err
 		}
-		s.Events = append(s.Events, clears...)
-		sortStory(s.Events)
-		s.Names = names(s.Events)
-		s.Resident = residentNow(s.Events)
-		if s.Parent, err = r.parent(ctx, s.Events); err != nil {
+		s.Names = names(lines)
+		lines, s.Resident = addUp(lines)
+		if s.Parent, err = r.parent(ctx, lines); err != nil {
 			return nil, err
 		}
+		s.Events = append(s.Events, slices.DeleteFunc(lines, func(l StoryLine) bool { return l.Time < from.UnixMilli() })...)
 	}
 	s.Summary = summary(s, began)
 	s.Elapsed = float64(time.Since(began).Microseconds()) / 1000
 	return s, nil
 }
 
-func sortStory(lines []StoryLine) {
+// spelling is which rows are of a block: those of an engine's hash, or those of a prefix, and of the engines' hashes that it
+// goes by where they were told without a name.
+type spelling struct {
+	hash    uint64
+	engines map[string]map[uint64]bool // by source, the engines' hashes of a prefix; nil = hash is an engine's
+}
+
+// spellings asks whether a hash is a prefix's, and what engines call it.
+func (r *Reader) spellings(ctx context.Context, hash uint64) (spelling, error) {
+	which := spelling{hash: hash}
+	err := r.query(ctx, `SELECT DISTINCT toString(source), engine_hash FROM (
+  SELECT source, engine_hash FROM block_events WHERE hash = {hash:UInt64} AND named = 1
+  UNION ALL SELECT source, engine_hash FROM snapshots WHERE hash = {hash:UInt64} AND named = 1) LIMIT 10000`,
+		clickhouse.Parameters{"hash": strconv.FormatUint(hash, 10)}, func(scan func(...any) error) error {
+			var id string
+			var engineHash uint64
+			if err := scan(&id, &engineHash); err != nil {
+				return err
+			}
+			if which.engines == nil {
+				which.engines = make(map[string]map[uint64]bool)
+			}
+			if which.engines[id] == nil {
+				which.engines[id] = make(map[uint64]bool)
+			}
+			which.engines[id][engineHash] = true
+			return nil
+		})
+	return which, err
+}
+
+// condition returns which rows may be of the block, and the values bound to that.
+func (w spelling) condition() (string, clickhouse.Parameters) {
+	bound := clickhouse.Parameters{"hash": strconv.FormatUint(w.hash, 10), "limit": strconv.Itoa(maxStory + 1)}
+	if w.engines == nil {
+		return "engine_hash = {hash:UInt64}", bound
+	}
+	all := map[uint64]bool{}
+	for _, hashes := range w.engines {
+		maps.Copy(all, hashes)
+	}
+	var list []string
+	for _, h := range slices.Sorted(maps.Keys(all)) {
+		list = append(list, strconv.FormatUint(h, 10))
+	}
+	bound["engines"] = "[" + strings.Join(list, ",") + "]"
+	return "(hash = {hash:UInt64} OR hash IN {engines:Array(UInt64)}) AND (named = 1) = (hash = {hash:UInt64})", bound
+}
+
+// has reports whether a line is the block's: another engine may call something else by the same hash.
+func (w spelling) has(l *StoryLine) bool {
+	return w.engines == nil || l.named || w.engines[l.ID][l.engineHash]
+}
+
+// inTime sorts lines for people, and inPlace for adding them up: clocks differ, but a source's sequence does not lie.
+func inTime(lines []StoryLine) {
 	slices.SortStableFunc(lines, func(a, b StoryLine) int {
-		return cmp.Or(cmp.Compare(a.Time, b.Time), cmp.Compare(a.ID, b.ID), cmp.Compare(a.Epoch, b.Epoch), cmp.Compare(a.Seq, b.Seq),
-			cmp.Compare(a.ev, b.ev), cmp.Compare(a.pos, b.pos))
+		return cmp.Or(cmp.Compare(a.Time, b.Time), cmp.Compare(a.ID, b.ID), a.compare(&b))
 	})
 }
 
-// storyLines reads the events and snapshots of a hash in one column, the newest maxStory+1 of them, oldest first.
-func (r *Reader) storyLines(ctx context.Context, column string, hash uint64, from time.Time) ([]StoryLine, error) {
-	bound := clickhouse.Parameters{
-		"hash": strconv.FormatUint(hash, 10), "since": strconv.FormatInt(from.UnixMicro(), 10), "limit": strconv.Itoa(maxStory + 1),
-	}
+func inPlace(lines []StoryLine) []StoryLine {
+	return slices.SortedStableFunc(slices.Values(lines), func(a, b StoryLine) int {
+		return cmp.Or(cmp.Compare(a.ID, b.ID), a.compare(&b))
+	})
+}
+
+// compare orders two lines of one source.
+func (l *StoryLine) compare(m *StoryLine) int {
+	return cmp.Or(cmp.Compare(l.Epoch, m.Epoch), cmp.Compare(l.Seq, m.Seq), cmp.Compare(l.ev, m.ev), cmp.Compare(l.pos, m.pos))
+}
+
+// Places of lines that are not events, among those of their sequence: a life begins before it, a checkpoint is behind it.
+const (
+	evLife     = -1
+	evClear    = 1 << 32
+	evSnapshot = 1<<32 + 1
+)
+
+// Reasons of CLEARED lines that are no events.
+const (
+	newLife  = "a new life began"
+	restored = "history went on from a checkpoint"
+)
+
+// storyLines reads the events and snapshots of a block, the newest maxStory+1 of them, oldest first.
+func (r *Reader) storyLines(ctx context.Context, which spelling) ([]StoryLine, error) {
+	where, bound := which.condition()
 	var lines []StoryLine
-	err := r.query(ctx, `SELECT committed, toString(source), instance, toString(op), toString(tier), kv_group, toInt64(effect), copies, age_us,
-  epoch, seq, toInt64(ev), toInt64(pos), toString(cause), engine_hash, hash, named, run_parent, model FROM (
-  SELECT committed, source, instance, op, tier, kv_group, effect, copies, age_us, epoch, seq, ev, pos, cause, engine_hash, hash, named, run_parent, model
-  FROM block_events WHERE `+column+` = {hash:UInt64} AND op != 'CLEARED' AND committed >= fromUnixTimestamp64Micro({since:Int64})
-  ORDER BY committed DESC, seq DESC, ev DESC, pos DESC LIMIT {limit:UInt64})`, bound, func(scan func(...any) error) error {
+	add := func(l StoryLine, at time.Time, named uint8) error {
+		l.Time, l.named = at.UnixMilli(), named != 0
+		if !which.has(&l) {
+			return nil
+		}
+		lines = append(lines, l)
+		return lines[len(lines)-1].locate()
+	}
+	err := r.query(ctx, `SELECT committed, toString(source), toString(op), toString(tier), kv_group, toInt64(effect), copies, age_us,
+  epoch, seq, toInt64(ev), toInt64(pos), stream, stream_seq, engine_hash, hash, named, run_parent
+FROM block_events WHERE `+where+` AND op != 'CLEARED'
+ORDER BY committed DESC, stream_seq DESC, seq DESC, ev DESC, pos DESC LIMIT {limit:UInt64}`, bound, func(scan func(...any) error) error {
 		var l StoryLine
 		var at time.Time
 		var copies int32
 		var age int64
 		var named uint8
-		if err := scan(&at, &l.ID, &l.Instance, &l.Op, &l.Tier, &l.Group, &l.Effect, &copies, &age, &l.Epoch, &l.Seq, &l.ev, &l.pos,
-			&l.Reason, &l.engineHash, &l.hash, &named, &l.parent, &l.model); err != nil {
+		if err := scan(&at, &l.ID, &l.Op, &l.Tier, &l.Group, &l.Effect, &copies, &age, &l.Epoch, &l.Seq, &l.ev, &l.pos,
+			&l.stream, &l.streamSeq, &l.engineHash, &l.hash, &named, &l.parent); err != nil {
 			return err
 		}
-		l.Time, l.named = at.UnixMilli(), named != 0
 		if copies >= 0 {
 			l.Copies = &copies
 		}
@@ -161,88 +243,72 @@ func (r *Reader) storyLines(ctx context.Context, column string, hash uint64, fro
 			seconds := float64(age) / 1e6
 			l.Age = &seconds
 		}
-		lines = append(lines, l)
-		return nil
+		return add(l, at, named)
 	})
 	if err != nil {
 		return nil, err
 	}
-	err = r.query(ctx, `SELECT s.committed, toString(s.source), toString(s.tier), s.kv_group, s.copies, s.epoch, s.seq, s.engine_hash, s.hash, s.named
-FROM snapshots AS s
-INNER JOIN (SELECT source, snapshot FROM ledger WHERE kind = 'resync') AS l ON l.source = s.source AND l.snapshot = s.snapshot
-WHERE s.`+column+` = {hash:UInt64} AND s.committed >= fromUnixTimestamp64Micro({since:Int64}) LIMIT {limit:UInt64}`, bound, func(scan func(...any) error) error {
-		l := StoryLine{Op: "SNAPSHOT", ev: 1 << 32, Reason: "history goes on from a checkpoint"}
+	err = r.query(ctx, `SELECT DISTINCT committed, toString(source), toString(tier), kv_group, copies, epoch, seq, engine_hash, hash, named
+FROM snapshots WHERE `+where+` AND (source, snapshot) IN (SELECT source, snapshot FROM ledger WHERE kind = 'resync')
+ORDER BY committed DESC LIMIT {limit:UInt64}`, bound, func(scan func(...any) error) error {
+		l := StoryLine{Op: "SNAPSHOT", ev: evSnapshot, Reason: "history goes on from a checkpoint"}
 		var at time.Time
 		var copies uint32
 		var named uint8
 		if err := scan(&at, &l.ID, &l.Tier, &l.Group, &copies, &l.Epoch, &l.Seq, &l.engineHash, &l.hash, &named); err != nil {
 			return err
 		}
-		held := int32(copies)
-		l.Time, l.Copies, l.named = at.UnixMilli(), &held, named != 0
-		if err := l.locate(); err != nil {
-			return err
-		}
-		lines = append(lines, l)
-		return nil
+		held := int32(min(copies, 1<<31-1))
+		l.Copies = &held
+		return add(l, at, named)
 	})
-	sortStory(lines)
+	inTime(lines)
 	return lines, err
 }
 
-// clears reads what took every block of the sources of a story away: CLEARED, checkpoints, and the beginnings of lives.
-func (r *Reader) clears(ctx context.Context, story []StoryLine) ([]StoryLine, error) {
-	ids := make(map[string]bool)
-	for _, l := range story {
-		ids[l.ID] = true
+// withClears adds to a story what took every block of its sources away: CLEARED, checkpoints, and the beginnings of lives.
+func (r *Reader) withClears(ctx context.Context, story []StoryLine) ([]StoryLine, error) {
+	first := make(map[string]StoryLine) // of each source
+	for _, l := range inPlace(story) {
+		if _, ok := first[l.ID]; !ok {
+			first[l.ID] = l
+		}
 	}
-	quoted := make([]string, 0, len(ids))
-	for id := range ids {
-		quoted = append(quoted, "'"+id+"'") // subject tokens: letters, digits and _-%. only
+	quoted := make([]string, 0, len(first))
+	epoch := story[0].Epoch
+	for id, l := range first {
+		quoted = append(quoted, "'"+id+"'") // as in a subject: letters, digits and _-%. only
+		epoch = min(epoch, l.Epoch)
 	}
 	slices.Sort(quoted)
-	bound := clickhouse.Parameters{
-		"sources": "[" + strings.Join(quoted, ",") + "]",
-		"since":   strconv.FormatInt(time.UnixMilli(story[0].Time).UnixMicro(), 10),
-	}
-	var lines []StoryLine
-	err := r.query(ctx, `SELECT committed, toString(source), op, epoch, seq, ev, reason FROM (
-  SELECT committed, source, 'CLEARED' AS op, epoch, seq, toInt64(ev) AS ev, toString(cause) AS reason FROM block_events
-    WHERE hash = 0 AND op = 'CLEARED' AND has({sources:Array(String)}, source) AND committed >= fromUnixTimestamp64Micro({since:Int64})
-  UNION ALL SELECT committed, source, 'CLEARED' AS op, epoch, seq, toInt64(4294967295) AS ev, 'history went on from a checkpoint' AS reason FROM ledger
-    WHERE kind = 'resync' AND has({sources:Array(String)}, source) AND committed >= fromUnixTimestamp64Micro({since:Int64})
-  UNION ALL SELECT min(committed), source, 'CLEARED' AS op, epoch, toUInt64(0), toInt64(-1) AS ev, 'a new life began' AS reason FROM block_events
-    WHERE has({sources:Array(String)}, source) AND committed >= fromUnixTimestamp64Micro({since:Int64}) GROUP BY source, epoch)`,
+	bound := clickhouse.Parameters{"sources": "[" + strings.Join(quoted, ",") + "]", "epoch": strconv.FormatUint(epoch, 10)}
+	err := r.query(ctx, `SELECT committed, toString(source), epoch, seq, toInt64(ev), toString(cause) FROM block_events
+  WHERE hash = 0 AND op = 'CLEARED' AND has({sources:Array(String)}, source) AND epoch >= {epoch:UInt64}
+UNION ALL SELECT DISTINCT committed, toString(source), epoch, last, if(kind = 'life' OR snapshot = 0, `+fmt.Sprint(evLife)+`, `+fmt.Sprint(evClear)+`),
+    if(kind = 'life', '`+newLife+`', '`+restored+`') FROM ledger
+  WHERE kind IN ('life', 'resync') AND has({sources:Array(String)}, source) AND epoch >= {epoch:UInt64}`,
 		bound, func(scan func(...any) error) error {
-			var l StoryLine
+			l := StoryLine{Op: "CLEARED"}
 			var at time.Time
-			if err := scan(&at, &l.ID, &l.Op, &l.Epoch, &l.Seq, &l.ev, &l.Reason); err != nil {
+			if err := scan(&at, &l.ID, &l.Epoch, &l.Seq, &l.ev, &l.Reason); err != nil {
 				return err
 			}
 			l.Time = at.UnixMilli()
-			if err := l.locate(); err != nil {
-				return err
+			begin := first[l.ID]
+			if l.compare(&begin) < 0 {
+				return nil // it took nothing of this story away
 			}
-			lines = append(lines, l)
-			return nil
+			story = append(story, l)
+			return story[len(story)-1].locate()
 		})
-	if err != nil {
-		return nil, err
-	}
-	// The life that the story begins in cleared nothing of it.
-	first := make(map[string]uint64)
-	for _, l := range story {
-		if e, ok := first[l.ID]; !ok || l.Epoch < e {
-			first[l.ID] = l.Epoch
-		}
-	}
-	return slices.DeleteFunc(lines, func(l StoryLine) bool { return l.ev == -1 && l.Epoch <= first[l.ID] }), nil
+	inTime(story)
+	return story, err
 }
 
 func names(story []StoryLine) []Name {
 	seen := make(map[Name]bool)
 	for _, l := range story {
-		if l.engineHash == 0 && l.hash == 0 {
+		if l.Op == "CLEARED" {
 			continue
 		}
 		n := Name{EngineHash: fmt.Sprintf("%016x", l.engineHash), Model: l.model}
@@ -251,42 +317,54 @@ func names(story []StoryLine) []Name {
 		}
 		seen[n] = true
 	}
+	for n := range seen { // told without a name first, and named later
+		if n.Prefix != "" {
+			delete(seen, Name{EngineHash: n.EngineHash, Model: n.Model})
+		}
+	}
 	return slices.SortedFunc(maps.Keys(seen), func(a, b Name) int {
 		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Prefix, b.Prefix), cmp.Compare(a.EngineHash, b.EngineHash))
 	})
 }
 
-// residentNow adds a story up.
-func residentNow(story []StoryLine) []Place {
+// addUp returns where a block is now, and its story without those CLEARED that took nothing of it away.
+func addUp(story []StoryLine) ([]StoryLine, []Place) {
 	type key struct {
 		id, tier   string
 		engineHash uint64
 		group      int32
 	}
 	places := make(map[key]*Place)
-	for _, l := range story {
-		if l.Op == "CLEARED" {
+	last := make(map[string]uint64) // life, by source
+	kept := make([]StoryLine, 0, len(story))
+	for _, l := range inPlace(story) {
+		before := len(places)
+		if l.Op == "CLEARED" || l.Epoch != last[l.ID] {
 			maps.DeleteFunc(places, func(k key, _ *Place) bool { return k.id == l.ID })
+		}
+		last[l.ID] = l.Epoch
+		if l.Op != "CLEARED" || len(places) < before {
+			kept = append(kept, l)
+		}
+		if l.Op == "CLEARED" || l.Op != "SNAPSHOT" && l.Effect == 0 {
 			continue
 		}
-		k := key{l.ID, l.Tier, l.engineHash, l.Group}
-		effect := l.Effect
-		if l.Op == "SNAPSHOT" {
-			effect = int64(*l.Copies)
-			delete(places, k)
-		}
-		if effect == 0 {
-			continue
-		}
+		k := key{l.ID, l.Tier, l.engineHash, max(l.Group, 0)} // no group is group 0
 		p := places[k]
 		if p == nil {
 			p = &Place{ID: l.ID, Instance: l.Instance, Tier: l.Tier, Since: l.Time}
 			places[k] = p
 		}
-		if p.Copies += effect; p.Copies == 0 {
+		if l.Copies != nil { // what is left says more than a story whose beginning is not kept
+			p.Copies = int64(*l.Copies)
+		} else {
+			p.Copies += l.Effect
+		}
+		if p.Copies <= 0 {
 			delete(places, k)
 		}
 	}
+	inTime(kept)
 	now := make([]Place, 0, len(places))
 	for _, p := range places {
 		now = append(now, *p)
@@ -294,7 +372,7 @@ func residentNow(story []StoryLine) []Place {
 	slices.SortFunc(now, func(a, b Place) int {
 		return cmp.Or(cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.ID, b.ID), cmp.Compare(a.Tier, b.Tier))
 	})
-	return now
+	return kept, now
 }
 
 // parent finds the block before, from the newest STORED that tells it.
@@ -307,15 +385,14 @@ func (r *Reader) parent(ctx context.Context, story []StoryLine) (*Parent, error)
 		bound := clickhouse.Parameters{
 			"source": l.ID, "epoch": strconv.FormatUint(l.Epoch, 10), "seq": strconv.FormatUint(l.Seq, 10),
 			"ev": strconv.FormatInt(l.ev, 10), "pos": strconv.FormatInt(l.pos-1, 10), "parent": strconv.FormatUint(l.parent, 10),
-			"at": strconv.FormatInt(l.Time, 10),
+			"stream": strconv.FormatInt(l.stream, 10), "stream_seq": strconv.FormatUint(l.streamSeq, 10),
 		}
 		if l.pos > 0 {
-			where = "seq = {seq:UInt64} AND ev = {ev:UInt32} AND pos = {pos:UInt32} AND committed >= fromUnixTimestamp64Milli({at:Int64})" +
-				" AND committed < fromUnixTimestamp64Milli({at:Int64}) + INTERVAL 1 SECOND"
+			where = "stream = {stream:Int64} AND stream_seq = {stream_seq:UInt64} AND seq = {seq:UInt64} AND ev = {ev:UInt32} AND pos = {pos:UInt32}"
 		}
 		var p *Parent
 		err := r.query(ctx, `SELECT engine_hash, hash, named FROM block_events
-WHERE source = {source:String} AND epoch = {epoch:UInt64} AND `+where+` LIMIT 1`, bound, func(scan func(...any) error) error {
+WHERE source = {source:String} AND epoch = {epoch:UInt64} AND `+where+` ORDER BY named DESC, committed DESC LIMIT 1`, bound, func(scan func(...any) error) error {
 			var engineHash, hash uint64
 			var named uint8
 			if err := scan(&engineHash, &hash, &named); err != nil {
@@ -334,82 +411,3 @@ WHERE source = {source:String} AND epoch = {epoch:UInt64} AND `+where+` LIMIT 1`
 	}
 	return nil, nil
 }
-
-// summary tells a story in sentences.
-func summary(s *Story, now time.Time) []string {
-	if !s.Found {
-		return []string{"Never seen: no event that is kept names this hash. It was never stored, or before what history keeps."}
-	}
-	ago := func(ms int64) string { return now.Sub(time.UnixMilli(ms)).Round(time.Second).String() + " ago" }
-	var out []string
-	counts := make(map[string]int)
-	engines := make(map[string]bool)
-	var stored, evicted *StoryLine
-	var firstStored int64
-	for i := range s.Events {
-		l := &s.Events[i]
-		if l.Op == "STORED" && l.Effect > 0 {
-			if stored == nil {
-				firstStored = l.Time
-			}
-			counts["stored"]++
-			engines[l.Instance] = true
-			stored = l
-		}
-		if l.Op == "EVICTED" && l.Effect < 0 {
-			counts["evicted"]++
-			evicted = l
-		}
-		if l.Op == "LOADED" {
-			counts["loaded"]++
-		}
-	}
-	if stored != nil {
-		out = append(out, fmt.Sprintf("Stored %s on %s, first %s, last %s on %s (%s).", times(counts["stored"]),
-			plural(len(engines), "engine"), ago(firstStored), ago(stored.Time), stored.Instance, stored.Tier))
-	}
-	if counts["loaded"] > 0 {
-		out = append(out, fmt.Sprintf("Loaded %s.", times(counts["loaded"])))
-	}
-	if evicted != nil {
-		text := fmt.Sprintf("Evicted %s, last %s from %s (%s)", times(counts["evicted"]), ago(evicted.Time), evicted.Instance, evicted.Tier)
-		if evicted.Age != nil {
-			text += fmt.Sprintf(" after %s", time.Duration(*evicted.Age*float64(time.Second)).Round(time.Millisecond))
-		}
-		out = append(out, text+"; the engine tells no reason.")
-	} else {
-		out = append(out, "Never evicted in what is kept.")
-	}
-	if len(s.Resident) == 0 {
-		out = append(out, "Resident nowhere now.")
-	} else {
-		var where []string
-		for _, p := range s.Resident {
-			where = append(where, fmt.Sprintf("%s (%s, %s)", p.Instance, p.Tier, plural(int(p.Copies), "copy")))
-		}
-		out = append(out, "Resident now on "+strings.Join(where, ", ")+".")
-	}
-	if s.Truncated {
-		out = append(out, fmt.Sprintf("Only the newest %d events are shown, and counted here.", maxStory))
-	}
-	return out
-}
-
-func times(n int) string {
-	if n == 1 {
-		return "once"
-	}
-	return strconv.Itoa(n) + " times"
-}
-
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	if base, ok := strings.CutSuffix(noun, "y"); ok {
-		return fmt.Sprintf("%d %sies", n, base)
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}
-
-func sortedKeys(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
@@ -37,6 +38,9 @@ func (w *Writer) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.trouble = err.Error()
 	return err
 }
 
@@ -44,8 +48,13 @@ func (w *Writer) Run(ctx context.Context) error {
 func (w *Writer) stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.open, w.spare, w.running = nil, nil, make(chan struct{})
+	w.open, w.spare = nil, nil
 	w.takenToken()
+	select {
+	case <-w.running:
+		w.running = make(chan struct{})
+	default: // whoever waits for it waits for the next Run
+	}
 }
 
 func (w *Writer) takenToken() {
@@ -57,10 +66,8 @@ func (w *Writer) takenToken() {
 
 // begin ends the inserts of a writer before this one, and reads where the tables stand.
 func (w *Writer) begin(ctx context.Context, conn clickhouse.Conn) error {
-	if a, err := w.cfg.address(); err != nil || a.socket == "" { // the embedded engine has one writer, and it died with it
-		if err := conn.Exec(ctx, "KILL QUERY WHERE startsWith(query_id, '"+queryIDPrefix+"') SYNC"); err != nil {
-			return fmt.Errorf("end the inserts of an earlier writer: %w", err)
-		}
+	if err := w.endInserts(ctx, conn); err != nil {
+		return err
 	}
 	at, err := readProgress(ctx, conn)
 	if err != nil {
@@ -77,6 +84,18 @@ func (w *Writer) begin(ctx context.Context, conn clickhouse.Conn) error {
 	case <-w.running:
 	default:
 		close(w.running)
+	}
+	return nil
+}
+
+// endInserts ends whatever still runs of inserts whose answer was not awaited. The embedded engine has a single
+// connection that writes: there, what is asked next is answered behind them.
+func (w *Writer) endInserts(ctx context.Context, conn clickhouse.Conn) error {
+	if a, err := w.cfg.address(); err != nil || a.socket != "" {
+		return err
+	}
+	if err := conn.Exec(ctx, "KILL QUERY WHERE startsWith(query_id, '"+queryIDPrefix+"') SYNC"); err != nil {
+		return fmt.Errorf("end earlier inserts: %w", err)
 	}
 	return nil
 }
@@ -101,25 +120,27 @@ func (w *Writer) pass(ctx context.Context, conn clickhouse.Conn) error {
 		return err
 	}
 	w.metrics.rounds.Observe(time.Since(began).Seconds())
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.committed.at = r.at
-	for name, m := range r.marks {
-		w.committed.marks[name] = m
-		if w.cfg.Committed != nil {
-			w.cfg.Committed(name, m.Mark)
-		}
-	}
 	if r.rows() > 0 {
 		w.metrics.lag.Observe(max(time.Since(r.oldest).Seconds(), 0))
 	}
+	w.mu.Lock()
+	w.committed.at = r.at
+	maps.Copy(w.committed.marks, r.marks)
+	w.mu.Unlock()
+	if w.cfg.Committed != nil {
+		for name, m := range r.marks {
+			w.cfg.Committed(name, m.Mark)
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	r.reset()
 	w.spare = r
 	return nil
 }
 
-// idleProgress is how often the place in the stream is written while no rows come.
-const idleProgress = 5 * time.Second
+// idleRounds is how many flush intervals pass before the place in the stream is written, while no rows come.
+const idleRounds = 5
 
 // take takes the open round if it is due, and opens the spare one.
 func (w *Writer) take(now bool) *round {
@@ -132,7 +153,7 @@ func (w *Writer) take(now bool) *round {
 	}
 	wait := w.cfg.FlushEvery
 	if rows == 0 {
-		wait = max(wait, idleProgress)
+		wait *= idleRounds
 	}
 	if r.began.IsZero() || !now && rows < w.cfg.MaxRows && time.Since(r.began) < wait {
 		return nil
@@ -143,39 +164,44 @@ func (w *Writer) take(now bool) *round {
 	return r
 }
 
-// insertRound inserts the tables of a round, and then its place, until all are in. A round is sent with the same tokens
-// however often an answer is lost.
+// delivery is rows that are inserted as one block: all of them, or none.
+type delivery struct {
+	table   string
+	rows    int
+	columns func() []column // made when they are sent: those of a checkpoint's pieces are copies
+}
+
+// insertRound inserts the tables of a round, and then its place, until all are in.
 func (w *Writer) insertRound(ctx context.Context, conn clickhouse.Conn, r *round) error {
 	w.mu.Lock()
 	number, life := w.committed.round+1, w.life
 	w.mu.Unlock()
-	token := func(table string) string {
-		return fmt.Sprintf("%d:%d:%s", life, number, table) // another life cuts its rounds elsewhere
-	}
-	send := func(table string, rows int, token string, columns []column) error {
-		if rows == 0 {
-			return nil
-		}
-		err := w.insist(ctx, "insert into "+table, func(ctx context.Context) error {
-			return insert(ctx, conn, table, token, columns)
-		})
-		if err == nil {
-			w.metrics.rows.WithLabelValues(table).Add(float64(rows))
-		}
-		return err
-	}
 	if err := w.insist(ctx, "check who writes", func(ctx context.Context) error { return w.alone(ctx, conn, number) }); err != nil {
 		return err
 	}
-	for _, s := range r.snapshots {
-		if err := send("snapshots", s.len(), fmt.Sprintf("%s:%d:snapshots", s.source[0], s.snapshot[0]), s.columns()); err != nil {
+	for i, d := range r.deliveries(number) {
+		if d.rows == 0 {
+			continue
+		}
+		token := fmt.Sprintf("%d:%d:%d", life, number, i) // another life cuts its rounds elsewhere
+		if err := w.deliver(ctx, conn, d, token); err != nil {
 			return err
 		}
+		w.metrics.rows.WithLabelValues(d.table).Add(float64(d.rows))
 	}
-	for t, columns := range [tables][]column{blockTable: r.blocks.columns(), loadTable: r.loads.columns(), ledgerTable: r.ledger.columns()} {
-		rows := [tables]int{blockTable: r.blocks.len(), loadTable: r.loads.len(), ledgerTable: r.ledger.len()}[t]
-		if err := send(tableNames[t], rows, token(tableNames[t]), columns); err != nil {
-			return err
+	w.mu.Lock()
+	w.committed.round = number
+	w.mu.Unlock()
+	return nil
+}
+
+// deliveries returns what a round inserts, in that order: its place comes last.
+func (r *round) deliveries(number uint64) []delivery {
+	var list []delivery
+	for _, s := range r.snapshots {
+		for from := 0; from < s.len(); from += snapshotChunk {
+			to := min(from+snapshotChunk, s.len())
+			list = append(list, delivery{"snapshots", to - from, func() []column { return s.columns(from, to) }})
 		}
 	}
 	var p progressRows
@@ -184,13 +210,54 @@ func (w *Writer) insertRound(ctx context.Context, conn clickhouse.Conn, r *round
 	for name, m := range r.marks {
 		p.add(name.Tokens(), number, now, r.at, m)
 	}
-	if err := send("progress", len(p.source), token("progress"), p.columns()); err != nil {
-		return err
+	return append(
+		list,
+		delivery{tableNames[blockTable], r.blocks.len(), r.blocks.columns},
+		delivery{tableNames[loadTable], r.loads.len(), r.loads.columns},
+		delivery{tableNames[ledgerTable], r.ledger.len(), r.ledger.columns},
+		delivery{"progress", len(p.source), p.columns},
+	)
+}
+
+// errSwallowed says that ClickHouse acknowledged rows and does not have them: it remembers a token before it has the
+// rows, and may die in between.
+var errSwallowed = errors.New("ClickHouse takes the rows for ones that it has, and has not; sending them under another token")
+
+// deliver inserts rows until they are in, once. After an error it is unknown whether they are: they are looked for, and
+// when they are not there sent again with the same token, and looked for again.
+func (w *Writer) deliver(ctx context.Context, conn clickhouse.Conn, d delivery, token string) error {
+	tries, swallowed := 0, 0
+	return w.insist(ctx, "insert into "+d.table, func(ctx context.Context) error {
+		if tries > 0 {
+			if there, err := w.has(ctx, conn, d); there || err != nil {
+				return err
+			}
+		}
+		tries++
+		if err := w.insert(ctx, conn, d, fmt.Sprintf("%s:%d", token, swallowed)); err != nil || tries == 1 {
+			return err
+		}
+		if there, err := w.has(ctx, conn, d); there || err != nil {
+			return err
+		}
+		swallowed++
+		return errSwallowed
+	})
+}
+
+// has looks for the last row of a delivery in its table.
+func (w *Writer) has(ctx context.Context, conn clickhouse.Conn, d delivery) (bool, error) {
+	if err := w.endInserts(ctx, conn); err != nil {
+		return false, err
 	}
-	w.mu.Lock()
-	w.committed.round = number
-	w.mu.Unlock()
-	return nil
+	where, bound := d.condition()
+	var n uint64
+	err := conn.QueryRow(clickhouse.Context(ctx, clickhouse.WithParameters(bound)),
+		"SELECT count() FROM "+d.table+" WHERE "+where).Scan(&n)
+	if err != nil {
+		return false, fmt.Errorf("look for rows in %s: %w", d.table, err)
+	}
+	return n > 0, nil
 }
 
 // alone checks that the last round in the table is this writer's.
@@ -205,18 +272,16 @@ func (w *Writer) alone(ctx context.Context, conn clickhouse.Conn, number uint64)
 	return nil
 }
 
-// attemptTimeout is how long ClickHouse may take for one statement of the writer.
-const attemptTimeout = time.Minute
-
 // insist does something until it works, ctx ends, or the error is permanent. Meanwhile Trouble says why it does not.
 func (w *Writer) insist(ctx context.Context, what string, do func(context.Context) error) error {
 	policy := backoff.NewExponentialBackOff()
 	policy.InitialInterval, policy.MaxInterval = 50*time.Millisecond, 5*time.Second
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
-		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
+		attempt, cancel := context.WithTimeout(ctx, w.cfg.InsertTimeout)
 		defer cancel()
 		err := do(attempt)
-		if err != nil && ctx.Err() == nil {
+		permanent := (*backoff.PermanentError)(nil)
+		if err != nil && ctx.Err() == nil && !errors.As(err, &permanent) {
 			w.say(what, err)
 		}
 		return struct{}{}, err
@@ -227,18 +292,25 @@ func (w *Writer) insist(ctx context.Context, what string, do func(context.Contex
 	return err
 }
 
-// say keeps why inserts do not go through, and logs when that begins and when it ends.
+// sayEvery is how often a trouble that lasts is logged again.
+const sayEvery = time.Minute
+
+// say keeps why inserts do not go through, and logs when that begins, that it lasts, and when it ends.
 func (w *Writer) say(what string, err error) {
 	w.mu.Lock()
 	before := w.trouble
 	w.trouble = ""
+	log := err != nil && (before == "" || time.Since(w.said) >= sayEvery)
 	if err != nil {
-		w.trouble = err.Error()
+		w.trouble = what + ": " + err.Error()
 		w.metrics.retries.Inc()
+	}
+	if log {
+		w.said = time.Now()
 	}
 	w.mu.Unlock()
 	switch {
-	case before == "" && err != nil:
+	case log:
 		w.log.Warn("ClickHouse takes nothing; trying again, and NATS keeps what comes meanwhile", "doing", what, "err", err)
 	case before != "" && err == nil:
 		w.log.Info("ClickHouse takes rows again")
@@ -312,13 +384,14 @@ func (s *standing) source(tokens string) (*sourceState, error) {
 func (s *standing) readBeyond(ctx context.Context, conn clickhouse.Conn, t int, table string) error {
 	last, where := "seq", ""
 	if t == ledgerTable {
-		last, where = "last", " AND kind IN ('lost', 'dropped')"
+		last, where = "last", " AND kind IN ('lost', 'dropped', 'life')"
 	}
 	ctx = clickhouse.Context(ctx, clickhouse.WithParameters(clickhouse.Parameters{
 		"stream": fmt.Sprint(int64(s.committed.at.Created)), "after": fmt.Sprint(s.committed.at.Sequence),
 	}))
+	// Spelled out, so that the index of stream and stream_seq serves it.
 	rows, err := conn.Query(ctx, `SELECT toString(source), max((epoch, `+last+`)) AS far, far.1, far.2 FROM `+table+
-		` WHERE (stream, stream_seq) > ({stream:Int64}, {after:UInt64})`+where+` GROUP BY source`)
+		` WHERE (stream > {stream:Int64} OR stream = {stream:Int64} AND stream_seq > {after:UInt64})`+where+` GROUP BY source`)
 	if err != nil {
 		return fmt.Errorf("read how far %s goes: %w", table, err)
 	}

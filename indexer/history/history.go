@@ -10,8 +10,10 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"regexp"
+	"strings"
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
@@ -27,8 +29,12 @@ type Config struct {
 	// unix:///path/of/clickhouse.sock for the embedded engine.
 	Address string
 	// FlushEvery is how long a row waits at most before its round is written; a round of MaxRows rows is written at once.
+	// Larger rounds cost ClickHouse less to merge, and us memory: two rounds of some 130 bytes a row, and as much again for
+	// the one that is being sent.
 	FlushEvery time.Duration
 	MaxRows    int
+	// InsertTimeout is how long ClickHouse may take for one statement of the writer, before that is tried again.
+	InsertTimeout time.Duration
 	// MaxTime and MaxMemory bound a query of a reader.
 	MaxTime   time.Duration
 	MaxMemory int64 // bytes
@@ -41,7 +47,8 @@ type Config struct {
 // DefaultConfig returns the bounds of a writer and of readers, without an address.
 func DefaultConfig() Config {
 	return Config{
-		FlushEvery: time.Second, MaxRows: 200_000, MaxTime: 20 * time.Second, MaxMemory: 2 << 30, MaxRowsAnswered: 10_000,
+		FlushEvery: time.Second, MaxRows: 400_000, InsertTimeout: time.Minute,
+		MaxTime: 20 * time.Second, MaxMemory: 2 << 30, MaxRowsAnswered: 10_000,
 	}
 }
 
@@ -51,8 +58,11 @@ func (c Config) Validate() error {
 	if _, err := c.address(); err != nil {
 		errs = append(errs, err)
 	}
-	if c.FlushEvery <= 0 || c.MaxRows < 1 || c.MaxTime <= 0 || c.MaxMemory <= 0 || c.MaxRowsAnswered < 1 {
-		errs = append(errs, errors.New("flush interval, rows of a round, and the bounds of a query: want more than 0"))
+	if c.FlushEvery < time.Millisecond || c.InsertTimeout < time.Millisecond {
+		errs = append(errs, errors.New("flush interval and insert timeout: want 1ms or more"))
+	}
+	if c.MaxRows < 1 || c.MaxTime <= 0 || c.MaxMemory <= 0 || c.MaxRowsAnswered < 1 {
+		errs = append(errs, errors.New("rows of a round, and the bounds of a query: want more than 0"))
 	}
 	return errors.Join(errs...)
 }
@@ -83,10 +93,17 @@ func (c Config) address() (address, error) {
 		}
 		return address{socket: u.Path, database: defaultDatabase}, nil
 	}
-	if u.Host == "" {
+	values := u.Query()
+	switch {
+	case u.Host == "":
 		return bad(errors.New("no host"))
+	case u.Scheme == "https" && !values.Has("secure"):
+		values.Set("secure", "true") // the client library wants it said twice
+		u.RawQuery = values.Encode()
+	case u.Scheme != "clickhouse" && u.Scheme != "http" && u.Scheme != "https":
+		return bad(errors.New("no such scheme"))
 	}
-	options, err := clickhouse.ParseDSN(c.Address)
+	options, err := clickhouse.ParseDSN(u.String())
 	if err != nil {
 		return bad(err)
 	}
@@ -103,12 +120,19 @@ func (c Config) address() (address, error) {
 	return a, nil
 }
 
-// redact returns an address without its password.
+// redact returns an address without its password, wherever it stands.
 func redact(text string) string {
 	u, err := url.Parse(text)
 	if err != nil {
 		return "(an address that is no URL)"
 	}
+	values := u.Query()
+	for name := range values {
+		if strings.Contains(strings.ToLower(name), "pass") {
+			values.Set(name, "xxxxx")
+		}
+	}
+	u.RawQuery = values.Encode()
 	return u.Redacted()
 }
 
@@ -120,6 +144,14 @@ func (a address) options(pool embedded.Pool, database string) *clickhouse.Option
 	} else {
 		copied := *a.server
 		o = &copied
+	}
+	if a.socket == "" && pool == embedded.Writer {
+		// A round's block is stored as it is, and before it is acknowledged.
+		o.Settings = maps.Clone(o.Settings)
+		if o.Settings == nil {
+			o.Settings = make(clickhouse.Settings)
+		}
+		o.Settings["async_insert"], o.Settings["insert_deduplicate"] = 0, 1
 	}
 	o.Auth.Database = database
 	return o
@@ -145,8 +177,14 @@ func Migrate(ctx context.Context, cfg Config) ([]migrations.Step, error) {
 		return nil, fmt.Errorf("connect to ClickHouse at %s: %w", redact(cfg.Address), err)
 	}
 	defer root.Close()
-	if err := root.Exec(ctx, "CREATE DATABASE IF NOT EXISTS "+a.database); err != nil {
-		return nil, fmt.Errorf("make database %s at %s: %w", a.database, redact(cfg.Address), err)
+	var there uint64 // whoever may write in a database need not be allowed to make one
+	if err := root.QueryRow(ctx, "SELECT count() FROM system.databases WHERE name = '"+a.database+"'").Scan(&there); err != nil {
+		return nil, fmt.Errorf("look for database %s at %s: %w", a.database, redact(cfg.Address), err)
+	}
+	if there == 0 {
+		if err := root.Exec(ctx, "CREATE DATABASE IF NOT EXISTS "+a.database); err != nil {
+			return nil, fmt.Errorf("make database %s at %s: %w", a.database, redact(cfg.Address), err)
+		}
 	}
 	db := clickhouse.OpenDB(a.options(embedded.Writer, a.database))
 	defer db.Close()

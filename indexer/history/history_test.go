@@ -2,11 +2,11 @@ package history_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -43,7 +43,17 @@ func TestMain(m *testing.M) {
 
 const patience = 60 * time.Second
 
-func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(os.Stderr, nil)) }
+func quiet() *slog.Logger {
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+}
+
+func silent() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+var (
+	oneSeed  = flag.Uint64("history.seed", 0, "the only seed of TestExactness; 0 = many")
+	oneLives = flag.Int("history.lives", 1, "how many bus streams that has")
+	update   = flag.Bool("update", false, "write the golden files anew")
+)
 
 // eventually waits for a condition.
 func eventually(t testing.TB, what string, cond func() bool) {
@@ -225,37 +235,4 @@ func committed(t testing.TB, w *history.Writer, m *event.Message) {
 		_, seq, ok := w.Seq(m.Source)
 		return ok && seq >= m.Batches[0].Last && w.Committed().Sequence >= m.Position.Sequence
 	})
-}
-
-func TestWhatIsKept(t *testing.T) {
-	e := startEngine(t)
-	w, _ := startWriter(t, e.config())
-	if _, _, err := w.Resume(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	s := newStream("e0")
-	s.publish(run(event.Stored, 1, 2, 3))
-	s.publish(under(run(event.Stored, 4), 3), under(run(event.Stored, 5), 3))
-	s.publish(run(event.Evicted, 4))
-	load := run(event.Loaded, 5)
-	load.Load = event.Load{From: event.CPU, Peer: "e1", Request: "r", Bytes: 4096, Duration: time.Millisecond}
-	s.publish(load)
-	feed(t, w, s.messages...)
-	committed(t, w, s.messages[3])
-	r := newReader(t, e.config())
-	for _, q := range history.Queries() {
-		a, err := r.Ask(t.Context(), q.Name, nil)
-		if err != nil {
-			t.Errorf("%s: %v", q.Name, err)
-			continue
-		}
-		t.Logf("%s: %v %.1f ms", q.Name, a.Rows[max(0, len(a.Rows)-3):], a.Elapsed)
-	}
-	story, err := r.Explain(t.Context(), "0000000000000004", "")
-	t.Logf("%+v %v", story, err)
-	var blocks []string
-	err = r.Resident(t.Context(), s.source, func(b history.Resident) { blocks = append(blocks, fmt.Sprint(b.Hash, b.Tier, b.Copies)) })
-	t.Log(strings.Join(blocks, " "), err)
-	totals, err := r.Totals(t.Context(), s.source)
-	t.Log(totals, err)
 }

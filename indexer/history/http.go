@@ -3,25 +3,55 @@ package history
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
+	"net/url"
+	"strings"
 )
 
 // Handler serves GET /v1/queries, /v1/query/NAME and /v1/explain/HASH. Errors are JSON objects with a field error that
 // says what to change.
 func (r *Reader) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v1/queries", func(w http.ResponseWriter, _ *http.Request) {
+	get := func(path string, serve http.HandlerFunc) {
+		mux.HandleFunc(path, func(w http.ResponseWriter, req *http.Request) {
+			if req.Method != http.MethodGet && req.Method != http.MethodHead {
+				w.Header().Set("Allow", "GET, HEAD")
+				writeJSON(w, http.StatusMethodNotAllowed, errorJSON(fmt.Errorf("method %s: use GET", req.Method)))
+				return
+			}
+			serve(w, req)
+		})
+	}
+	get("/v1/queries", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, map[string]any{"queries": queries})
 	})
-	mux.HandleFunc("GET /v1/query/{name}", r.serveQuery)
-	mux.HandleFunc("GET /v1/explain/{hash}", r.serveExplain)
+	get("/v1/query/{name}", r.serveQuery)
+	get("/v1/explain/{hash}", r.serveExplain)
+	get("/", func(w http.ResponseWriter, req *http.Request) {
+		writeJSON(w, http.StatusNotFound, errorJSON(
+			fmt.Errorf("nothing is at %s; there are /v1/queries, /v1/query/NAME and /v1/explain/HASH", req.URL.Path)))
+	})
 	return mux
 }
 
-func (r *Reader) serveQuery(w http.ResponseWriter, req *http.Request) {
+// parameters returns what a request asks with; each name may stand once.
+func parameters(query url.Values) (map[string]string, error) {
 	values := make(map[string]string)
-	for name, list := range req.URL.Query() {
-		values[name] = list[len(list)-1]
+	for name, list := range query {
+		if len(list) > 1 {
+			return nil, fmt.Errorf("%w %s: given %d times (%s)", ErrBadParam, name, len(list), strings.Join(list, ", "))
+		}
+		values[name] = list[0]
+	}
+	return values, nil
+}
+
+func (r *Reader) serveQuery(w http.ResponseWriter, req *http.Request) {
+	values, err := parameters(req.URL.Query())
+	if err != nil {
+		writeError(w, err)
+		return
 	}
 	sql := values["sql"] == "1"
 	delete(values, "sql")
@@ -37,7 +67,17 @@ func (r *Reader) serveQuery(w http.ResponseWriter, req *http.Request) {
 }
 
 func (r *Reader) serveExplain(w http.ResponseWriter, req *http.Request) {
-	story, err := r.Explain(req.Context(), req.PathValue("hash"), req.URL.Query().Get("since"))
+	values, err := parameters(req.URL.Query())
+	for name := range values {
+		if name != "since" {
+			err = fmt.Errorf("%w %s: a story does not have it; it has since", ErrBadParam, name)
+		}
+	}
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	story, err := r.Explain(req.Context(), req.PathValue("hash"), values["since"])
 	if err != nil {
 		writeError(w, err)
 		return
@@ -60,8 +100,10 @@ func writeError(w http.ResponseWriter, err error) {
 			status = known.status
 		}
 	}
-	writeJSON(w, status, map[string]string{"error": err.Error()})
+	writeJSON(w, status, errorJSON(err))
 }
+
+func errorJSON(err error) map[string]string { return map[string]string{"error": err.Error()} }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")

@@ -10,8 +10,17 @@ var (
 )
 
 // inWindow are the rows that a question is about. The time is when the bus took the event: engines' clocks may be wrong.
+// Sources are named once, not in every row.
 const inWindow = `committed >= fromUnixTimestamp64Micro({since:Int64}) AND committed < fromUnixTimestamp64Micro({until:Int64})
-  AND ({model:String} = '' OR model = {model:String}) AND ({engine:String} = '' OR instance = {engine:String})`
+  AND ({model:String} = '' AND {engine:String} = '' OR source IN (SELECT source FROM progress WHERE source != ''
+    AND ({model:String} = '' OR ` + modelOf + ` = {model:String})
+    AND ({engine:String} = '' OR ` + instanceOf + ` = {engine:String})))`
+
+// Parts of a source's name. Taking a name apart costs more than counting a row: it is done after adding up by source.
+const (
+	modelOf    = `decodeURLComponent(splitByChar('.', toString(source))[2])`
+	instanceOf = `decodeURLComponent(splitByChar('.', toString(source))[3])`
+)
 
 const countsEffects = "stored and evicted count what changed copies; a block that was told again is not counted"
 
@@ -43,13 +52,17 @@ LIMIT {limit:UInt64}`,
 		Name: "engines", Title: "Totals by engine",
 		Help:   "What each engine told, and since when.",
 		Params: []Param{since, until, model, engine, limit},
-		sql: `SELECT model, instance, dp_rank, origin,
-  countIf(op = 'STORED' AND effect > 0) AS stored, countIf(op = 'EVICTED' AND effect < 0) AS evicted,
-  countIf(op = 'LOADED') AS loaded, countIf(op = 'CLEARED') AS cleared, uniqExact(epoch) AS lives,
-  min(committed) AS first, max(committed) AS last
-FROM block_events
-WHERE ` + inWindow + `
-GROUP BY model, instance, dp_rank, origin ORDER BY stored DESC, instance, dp_rank
+		sql: `SELECT ` + modelOf + ` AS model, ` + instanceOf + ` AS instance,
+  toUInt32OrZero(splitByChar('.', toString(source))[4]) AS dp_rank, splitByChar('.', toString(source))[5] AS origin,
+  stored, evicted, loaded, cleared, lives, first, last
+FROM (
+  SELECT source, countIf(op = 'STORED' AND effect > 0) AS stored, countIf(op = 'EVICTED' AND effect < 0) AS evicted,
+    countIf(op = 'LOADED') AS loaded, countIf(op = 'CLEARED') AS cleared, uniqExact(epoch) AS lives,
+    min(committed) AS first, max(committed) AS last
+  FROM block_events
+  WHERE ` + inWindow + `
+  GROUP BY source)
+ORDER BY stored DESC, instance, dp_rank, origin, model
 LIMIT {limit:UInt64}`,
 		columns: []Column{
 			{"model", "text", ""},
@@ -71,12 +84,15 @@ LIMIT {limit:UInt64}`,
 		Name: "evictions", Title: "Evictions by engine",
 		Help:   "How many blocks each engine evicted from each tier, and how old they were then.",
 		Params: []Param{since, until, model, engine, limit},
-		sql: `SELECT model, instance, tier, countIf(effect < 0) AS evicted, countIf(age_us >= 0) AS aged,
-  quantileIf(0.01)(age_us, age_us >= 0) / 1e6 AS p01, quantileIf(0.5)(age_us, age_us >= 0) / 1e6 AS p50,
-  quantileIf(0.99)(age_us, age_us >= 0) / 1e6 AS p99
-FROM block_events
-WHERE op = 'EVICTED' AND ` + inWindow + `
-GROUP BY model, instance, tier ORDER BY evicted DESC, instance, tier
+		sql: `SELECT ` + modelOf + ` AS model, ` + instanceOf + ` AS instance, tier, sum(n) AS evicted, sum(known) AS aged,
+  (quantilesIfMerge(0.01, 0.5, 0.99)(ages) AS q)[1] / 1e6, q[2] / 1e6, q[3] / 1e6
+FROM (
+  SELECT source, tier, countIf(effect < 0) AS n, countIf(age_us >= 0 AND copies < 1) AS known,
+    quantilesIfState(0.01, 0.5, 0.99)(age_us, age_us >= 0 AND copies < 1) AS ages
+  FROM block_events
+  WHERE op = 'EVICTED' AND ` + inWindow + `
+  GROUP BY source, tier)
+GROUP BY model, instance, tier ORDER BY evicted DESC, instance, tier, model
 LIMIT {limit:UInt64}`,
 		columns: []Column{
 			{"model", "text", ""},
@@ -89,7 +105,10 @@ LIMIT {limit:UInt64}`,
 			{"age p99", "seconds", "s"},
 		},
 		chart: Chart{"bar", "engine", []string{"evicted"}},
-		notes: []string{"age is from when copies rose from 0 until they fell to 0, by the engine's clock; engines tell no reason"},
+		notes: []string{
+			"age is from when copies rose from 0 until they fell to 0, by the engine's clock; engines tell no reason",
+			"percentiles of more than 8,192 ages are of a sample",
+		},
 	},
 	{
 		Name: "lifetimes", Title: "Block lifetimes",
@@ -99,14 +118,14 @@ LIMIT {limit:UInt64}`,
     age_us < 1800000000, '5–30 min', age_us < 7200000000, '30 min–2 h', age_us < 43200000000, '2–12 h', '> 12 h') AS lifetime,
   count() AS blocks, sum(count()) OVER () AS known, count() / known AS share
 FROM block_events
-WHERE op = 'EVICTED' AND age_us >= 0 AND ` + inWindow + `
+WHERE op = 'EVICTED' AND age_us >= 0 AND copies < 1 AND ` + inWindow + `
 GROUP BY lifetime ORDER BY min(age_us)
 LIMIT {limit:UInt64}`,
 		columns: []Column{
 			{"lifetime", "text", ""}, {"evicted", "number", "blocks"}, {"of", "number", "blocks"}, {"share", "ratio", ""},
 		},
 		chart: Chart{"bar", "lifetime", []string{"evicted"}},
-		notes: []string{"only blocks whose age is known; those still resident are not in it"},
+		notes: []string{"only blocks that lost their last copy and whose age is known; those still resident are not in it"},
 	},
 	{
 		Name: "hot-prefixes", Title: "Hot prefixes",
@@ -116,31 +135,37 @@ LIMIT {limit:UInt64}`,
   SELECT source, run_parent, count() AS runs, max(committed) AS last
   FROM block_events
   WHERE op = 'STORED' AND pos = 0 AND run_parent != 0 AND ` + inWindow + `
-  GROUP BY source, run_parent ORDER BY runs DESC LIMIT 2000)
-SELECT b.model AS model, b.hash AS prefix, sum(c.runs) AS continued, uniqExact(c.source) AS engines, max(c.last) AS last
-FROM continued AS c
+  GROUP BY source, run_parent ORDER BY runs DESC, source, run_parent LIMIT 10000)
+SELECT ` + modelOf + ` AS model, prefix, sum(runs) AS continued, uniqExact(source) AS engines, max(last) AS last
+FROM continued
 INNER JOIN (
-  SELECT source, engine_hash, model, any(hash) AS hash FROM block_events
+  SELECT source, engine_hash AS run_parent, argMax(hash, committed) AS prefix FROM block_events
   WHERE op = 'STORED' AND named = 1 AND engine_hash IN (SELECT run_parent FROM continued)
-  GROUP BY source, engine_hash, model) AS b ON b.source = c.source AND b.engine_hash = c.run_parent
+  GROUP BY source, engine_hash) AS parents USING (source, run_parent)
 GROUP BY model, prefix ORDER BY continued DESC, prefix
 LIMIT {limit:UInt64}`,
 		columns: []Column{
 			{"model", "text", ""}, {"prefix", "hash", ""}, {"continued", "number", "runs"}, {"engines", "number", ""}, {"last", "time", ""},
 		},
 		chart: Chart{"none", "", nil},
-		notes: []string{"engines report no hits: a request that was cached whole leaves no trace, and is not counted"},
+		notes: []string{
+			"engines report no hits: a request that was cached whole leaves no trace, and is not counted",
+			"added up from the 10,000 blocks of single engines that were continued most often",
+		},
 	},
 	{
 		Name: "loads", Title: "Loads",
 		Help:   "Blocks loaded, their bytes, and how long that took, by who loaded from where.",
 		Params: []Param{since, until, model, engine, limit},
-		sql: `SELECT instance, peer, from_tier, tier, count() AS loads, sum(blocks) AS all_blocks, sum(bytes) AS all_bytes,
-  quantile(0.5)(duration_us) / 1e6 AS p50, quantile(0.99)(duration_us) / 1e6 AS p99,
-  all_bytes / greatest(sum(duration_us) / 1e6, 1e-9) AS rate
-FROM loads
-WHERE ` + inWindow + `
-GROUP BY instance, peer, from_tier, tier ORDER BY all_bytes DESC, instance, peer
+		sql: `SELECT ` + instanceOf + ` AS instance, peer, from_tier, tier, sum(n) AS loads, sum(n_blocks) AS all_blocks, sum(n_bytes) AS all_bytes,
+  (quantilesMerge(0.5, 0.99)(durations) AS q)[1] / 1e6, q[2] / 1e6, all_bytes / greatest(sum(duration) / 1e6, 1e-9) AS rate
+FROM (
+  SELECT source, peer, from_tier, tier, count() AS n, sum(blocks) AS n_blocks, sum(bytes) AS n_bytes, sum(duration_us) AS duration,
+    quantilesState(0.5, 0.99)(duration_us) AS durations
+  FROM loads
+  WHERE ` + inWindow + `
+  GROUP BY source, peer, from_tier, tier)
+GROUP BY instance, peer, from_tier, tier ORDER BY all_bytes DESC, instance, peer, from_tier, tier
 LIMIT {limit:UInt64}`,
 		columns: []Column{
 			{"engine", "text", ""},
@@ -155,16 +180,19 @@ LIMIT {limit:UInt64}`,
 			{"rate", "bytes", "B/s"},
 		},
 		chart: Chart{"bar", "engine", []string{"bytes"}},
-		notes: []string{"rate is the sum of bytes over the sum of durations: loads that ran side by side add up to less than the link carried"},
+		notes: []string{
+			"percentiles of more than 8,192 loads are of a sample",
+			"rate is the sum of bytes over the sum of durations: loads that ran side by side add up to less than the link carried",
+		},
 	},
 	{
 		Name: "ledger", Title: "Gaps and states",
-		Help:   "Ranges that were lost or dropped, digests that differed, resyncs, and changes of state.",
+		Help:   "Lives that began, ranges that were lost or dropped, digests that differed, resyncs, and changes of state.",
 		Params: []Param{since, until, model, engine, limit},
 		sql: `SELECT committed, model, instance, kind, state, epoch, seq, last, reason
 FROM ledger
 WHERE ` + inWindow + `
-ORDER BY committed DESC, instance
+ORDER BY committed DESC, instance, seq DESC, kind
 LIMIT {limit:UInt64}`,
 		columns: []Column{
 			{"time", "time", ""},

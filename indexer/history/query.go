@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -108,18 +110,22 @@ func (w window) step() time.Duration {
 	return 24 * time.Hour
 }
 
-// parseTime reads a duration back from now, as 90m or 7d, or a time: RFC 3339 or Unix milliseconds.
+// parseTime reads a duration back from now, as 90m or 7d, or a time: RFC 3339 or Unix milliseconds. What is before 1970
+// is 1970: nothing is kept from then.
 func parseTime(text string, now time.Time) (time.Time, error) {
+	back := func(d time.Duration) (time.Time, error) {
+		return time.Unix(0, max(now.Add(-d).UnixNano(), 0)), nil
+	}
 	if days, ok := strings.CutSuffix(text, "d"); ok {
 		if n, err := strconv.ParseFloat(days, 64); err == nil && n >= 0 && n <= 36500 {
-			return now.Add(-time.Duration(n * 24 * float64(time.Hour))), nil
+			return back(time.Duration(n * 24 * float64(time.Hour)))
 		}
 	}
 	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
-		return now.Add(-d), nil
+		return back(d)
 	}
 	if t, err := time.Parse(time.RFC3339, text); err == nil {
-		return t, nil
+		return time.Unix(max(t.Unix(), 0), int64(t.Nanosecond())), nil
 	}
 	if ms, err := strconv.ParseInt(text, 10, 64); err == nil && ms > 1e11 && ms < 1e14 {
 		return time.UnixMilli(ms), nil
@@ -135,13 +141,17 @@ func (q *Query) bind(values map[string]string, now time.Time, maxRows int) (clic
 	}
 	bound := clickhouse.Parameters{}
 	w := window{until: now}
+	for name := range values {
+		if !slices.ContainsFunc(q.Params, func(p Param) bool { return p.Name == name }) {
+			return bad(name, fmt.Errorf("%s does not have it; it has %s", q.Name, q.paramNames()))
+		}
+	}
 	limit := maxRows
-	known := make(map[string]bool)
 	for _, p := range q.Params {
-		known[p.Name] = true
 		text, given := values[p.Name]
 		if !given || text == "" {
 			text = p.Default
+			given = false
 		}
 		switch {
 		case p.Name == "since" || p.Name == "until":
@@ -159,6 +169,9 @@ func (q *Query) bind(values map[string]string, now time.Time, maxRows int) (clic
 			}
 		case p.Name == "limit":
 			n, err := strconv.Atoi(text)
+			if !given {
+				n = min(n, maxRows)
+			}
 			if err != nil || n < 1 || n > maxRows {
 				return bad(p.Name, fmt.Errorf("%q: want 1 to %d", text, maxRows))
 			}
@@ -178,14 +191,10 @@ func (q *Query) bind(values map[string]string, now time.Time, maxRows int) (clic
 			if strings.ContainsRune(text, 0) {
 				return bad(p.Name, errors.New("holds a zero byte"))
 			}
-			bound[p.Name] = text
+			bound[p.Name] = boundText.Replace(text)
 		}
 	}
-	for name := range values {
-		if !known[name] {
-			return bad(name, fmt.Errorf("%s does not have it; it has %s", q.Name, q.paramNames()))
-		}
-	}
+	w.until = earlier(w.until, now.Add(aheadAtMost))
 	if !w.since.Before(w.until) {
 		return bad("since", fmt.Errorf("%s is not before until %s", w.since.UTC().Format(time.RFC3339), w.until.UTC().Format(time.RFC3339)))
 	}
@@ -194,6 +203,19 @@ func (q *Query) bind(values map[string]string, now time.Time, maxRows int) (clic
 	bound["limit"] = strconv.Itoa(limit + 1) // one more says that there are more
 	return bound, w, limit, nil
 }
+
+// aheadAtMost is how far beyond our clock a question may reach: the bus may have another.
+const aheadAtMost = 24 * time.Hour
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// boundText writes a text as ClickHouse reads the value of a parameter.
+var boundText = strings.NewReplacer(`\`, `\\`, "\t", `\t`, "\n", `\n`, "\r", `\r`)
 
 func (q *Query) paramNames() string {
 	var names []string
@@ -259,18 +281,25 @@ func (r *Reader) query(ctx context.Context, sql string, bound clickhouse.Paramet
 	})
 }
 
+// grace is how much longer than ClickHouse we wait for its word that a query takes too long.
+const grace = 5 * time.Second
+
 // each runs a query and yields each row.
 func (r *Reader) each(ctx context.Context, sql string, bound clickhouse.Parameters, yield func(driver.Rows) error) error {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.MaxTime+5*time.Second)
-	defer cancel()
+	// Without a deadline: the client library would make one the query's bound, in place of ours.
+	waiting, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
+	timer := time.AfterFunc(r.cfg.MaxTime+grace, func() { cancel(context.DeadlineExceeded) })
+	defer timer.Stop()
 	settings := clickhouse.Settings{"max_execution_time": int(math.Ceil(r.cfg.MaxTime.Seconds()))}
 	if !r.embedded { // whose pools have a bound of their own
 		settings["max_memory_usage"], settings["readonly"] = r.cfg.MaxMemory, 2
 	}
-	ctx = clickhouse.Context(ctx, clickhouse.WithParameters(bound), clickhouse.WithSettings(settings))
-	rows, err := r.conn.Query(ctx, sql)
+	rows, err := r.conn.Query(
+		clickhouse.Context(waiting, clickhouse.WithParameters(bound), clickhouse.WithSettings(settings)), sql)
 	if err != nil {
-		return answerError(err)
+		return answerError(waiting, err)
 	}
 	defer rows.Close()
 	for rows.Next() {
@@ -278,7 +307,7 @@ func (r *Reader) each(ctx context.Context, sql string, bound clickhouse.Paramete
 			return err
 		}
 	}
-	return answerError(rows.Err())
+	return answerError(waiting, rows.Err())
 }
 
 // values reads a row's values, whatever their types.
@@ -304,24 +333,45 @@ const (
 	codeMemoryLimit = 241
 	codeTooManyRows = 158
 	codeTooManyByte = 307
+	codeTooBig      = 396
 )
 
-// answerError says what an error of ClickHouse means for whoever asked.
-func answerError(err error) error {
+// Codes of ClickHouse when it has no room for a query, and when the tables are not there yet.
+const (
+	codeTooMany        = 202
+	codeUnknownTable   = 60
+	codeUnknownDB      = 81
+	codeAuthentication = 516
+)
+
+// answerError says what an error of ClickHouse means for whoever asked; ctx is what it was asked with.
+func answerError(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	var exception *proto.Exception
+	tooMuch := func(text string) error {
+		return fmt.Errorf("%w: narrow the time range, or name an engine (%s)", ErrTooMuch, firstLine(text))
+	}
+	exception := (*proto.Exception)(nil)
 	if errors.As(err, &exception) {
 		switch exception.Code {
-		case codeTimeout, codeTooSlow, codeMemoryLimit, codeTooManyRows, codeTooManyByte:
-			return fmt.Errorf("%w: narrow the time range, or name an engine (%s)", ErrTooMuch, firstLine(exception.Message))
+		case codeTimeout, codeTooSlow, codeMemoryLimit, codeTooManyRows, codeTooManyByte, codeTooBig:
+			return tooMuch(exception.Message)
+		case codeTooMany:
+			return fmt.Errorf("%w: it is busy, ask again later (%s)", ErrUnavailable, firstLine(exception.Message))
+		case codeUnknownTable, codeUnknownDB:
+			return fmt.Errorf("%w: it holds no history yet; is a history role running? (%s)", ErrUnavailable, firstLine(exception.Message))
+		case codeAuthentication:
+			return fmt.Errorf("%w to this user: look at user and password of --clickhouse (%s)", ErrUnavailable, firstLine(exception.Message))
 		}
 		return fmt.Errorf("ClickHouse: %s", firstLine(exception.Message))
 	}
+	if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+		return tooMuch("no answer in time")
+	}
 	for _, word := range []string{"MEMORY_LIMIT_EXCEEDED", "TIMEOUT_EXCEEDED", "TOO_SLOW"} {
 		if strings.Contains(err.Error(), word) {
-			return fmt.Errorf("%w: narrow the time range, or name an engine (%s)", ErrTooMuch, firstLine(err.Error()))
+			return tooMuch(err.Error())
 		}
 	}
 	return fmt.Errorf("%w: %s", ErrUnavailable, firstLine(err.Error()))
@@ -363,7 +413,7 @@ func cell(v any, kind string) any {
 // explained is a query with its parameters in front, to be run by hand.
 func explained(sql string, bound clickhouse.Parameters) string {
 	var b strings.Builder
-	for _, name := range sortedKeys(bound) {
+	for _, name := range slices.Sorted(maps.Keys(bound)) {
 		if strings.Contains(sql, "{"+name+":") {
 			fmt.Fprintf(&b, "SET param_%s = '%s';\n", name, strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(bound[name]))
 		}

@@ -65,31 +65,49 @@ type Resident struct {
 	Copies int64
 }
 
-// Resident adds up a source's resident set: the effects since its life began, was cleared, or was restored from a
-// checkpoint, with that.
+// Resident adds up a source's resident set as of the last round: the effects since its life began, was cleared, or was
+// restored from a checkpoint, with that.
 func (r *Reader) Resident(ctx context.Context, source event.Source, yield func(Resident)) error {
-	bound := clickhouse.Parameters{"source": source.Tokens()}
-	var epoch, seq uint64
-	var ev, snapshot int64
-	started := false
-	// Where the set begins: a CLEARED counts from its own place on, a snapshot from behind its sequence.
-	err := r.query(ctx, `SELECT epoch, seq, ev, snapshot FROM (
-  SELECT epoch, seq, toInt64(ev) AS ev, toInt64(0) AS snapshot FROM block_events WHERE op = 'CLEARED' AND source = {source:String}
-  UNION ALL SELECT epoch, seq, toInt64(4294967296) AS ev, snapshot FROM ledger WHERE kind = 'resync' AND source = {source:String}
-  UNION ALL SELECT max(epoch), toUInt64(0), toInt64(-1), toInt64(0) FROM block_events WHERE source = {source:String})
-ORDER BY epoch DESC, seq DESC, ev DESC LIMIT 1`, bound, func(scan func(...any) error) error {
-		started = true
-		return scan(&epoch, &seq, &ev, &snapshot)
-	})
-	if err != nil || !started {
+	m, err := r.Mark(ctx, source)
+	if err != nil || !m.Started {
 		return err
 	}
-	bound["epoch"], bound["seq"], bound["ev"], bound["snapshot"] = fmt.Sprint(epoch), fmt.Sprint(seq), fmt.Sprint(ev), fmt.Sprint(snapshot)
+	bound := clickhouse.Parameters{
+		"source": source.Tokens(), "epoch": fmt.Sprint(uint64(m.Epoch)), "last": fmt.Sprint(uint64(m.Seq)),
+		"seq": "0", "ev": "-1", "snapshot": "0", "since": "0",
+	}
+	// Where the set begins: a CLEARED counts from its own place on, a snapshot from behind its sequence. The day before the
+	// life began is looked at as well: the bus's clock may have been set back since.
+	err = r.query(ctx, `SELECT seq, ev, snapshot, toUnixTimestamp64Micro((SELECT min(committed) - INTERVAL 1 DAY FROM ledger
+    WHERE kind = 'life' AND source = {source:String} AND epoch = {epoch:UInt64})) AS since FROM (
+  SELECT seq, toInt64(ev) AS ev, toInt64(0) AS snapshot FROM block_events
+  WHERE hash = 0 AND op = 'CLEARED' AND source = {source:String} AND epoch = {epoch:UInt64} AND seq <= {last:UInt64}
+  UNION ALL SELECT last AS seq, if(snapshot = 0, -1, 4294967296) AS ev, snapshot FROM ledger
+  WHERE kind = 'resync' AND source = {source:String} AND epoch = {epoch:UInt64} AND last <= {last:UInt64}
+  UNION ALL SELECT 0 AS seq, -1 AS ev, 0 AS snapshot)
+ORDER BY seq DESC, ev DESC LIMIT 1`, bound, func(scan func(...any) error) error {
+		var seq uint64
+		var ev, snapshot int64
+		var since *int64
+		if err := scan(&seq, &ev, &snapshot, &since); err != nil {
+			return err
+		}
+		bound["seq"], bound["ev"], bound["snapshot"] = fmt.Sprint(seq), fmt.Sprint(ev), fmt.Sprint(snapshot)
+		if since != nil {
+			bound["since"] = fmt.Sprint(*since)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
 	return r.query(ctx, `SELECT engine_hash, toString(tier), kv_group, sum(n) AS copies FROM (
-  SELECT engine_hash, tier, kv_group, toInt64(effect) AS n FROM block_events
-  WHERE source = {source:String} AND epoch = {epoch:UInt64} AND effect != 0 AND (seq, toInt64(ev)) > ({seq:UInt64}, {ev:Int64})
-  UNION ALL SELECT engine_hash, tier, kv_group, toInt64(max(copies)) FROM snapshots
-  WHERE source = {source:String} AND snapshot = {snapshot:Int64} AND snapshot != 0 GROUP BY engine_hash, tier, kv_group)
+  SELECT engine_hash, tier, greatest(kv_group, 0) AS kv_group, toInt64(effect) AS n FROM block_events
+  WHERE committed >= fromUnixTimestamp64Micro({since:Int64}) AND source = {source:String} AND epoch = {epoch:UInt64} AND effect != 0
+    AND (seq, toInt64(ev)) > ({seq:UInt64}, {ev:Int64}) AND seq <= {last:UInt64}
+  UNION ALL SELECT engine_hash, tier, greatest(kv_group, 0) AS kv_group, toInt64(copies) AS n FROM (
+    SELECT DISTINCT hash, engine_hash, tier, kv_group, copies FROM snapshots
+    WHERE source = {source:String} AND snapshot = {snapshot:Int64} AND snapshot != 0))
 GROUP BY engine_hash, tier, kv_group HAVING copies != 0`, bound, func(scan func(...any) error) error {
 		var b Resident
 		var tier string

@@ -3,6 +3,8 @@ package history
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -11,11 +13,70 @@ import (
 	"kvstrata/event"
 )
 
-// column is one column of rows to insert: its name and a slice with a value a row.
+// column is one column of rows to insert.
 type column struct {
 	name   string
-	values any
+	typ    string // that values are sent as; ClickHouse makes the table's type of it
+	values any    // a slice with a value a row, or micros, or words
 }
+
+// micros are moments in microseconds of Unix time: a third of the memory of [time.Time], and nothing for the collector.
+type micros []int64
+
+// words are texts that are often the same, by their numbers in a dictionary.
+type words struct {
+	ids   []uint32
+	texts []string
+}
+
+// dictionary numbers texts.
+type dictionary struct {
+	ids   map[string]uint32
+	texts []string
+}
+
+func (d *dictionary) id(text string) uint32 {
+	id, ok := d.ids[text]
+	if !ok {
+		if d.ids == nil {
+			d.ids = make(map[string]uint32)
+		}
+		id = uint32(len(d.texts))
+		d.ids[text] = id
+		d.texts = append(d.texts, text)
+	}
+	return id
+}
+
+// expand returns a column's values as the client library takes them.
+func expand(values any) any {
+	switch v := values.(type) {
+	case micros:
+		all := make([]time.Time, len(v))
+		for i, us := range v {
+			all[i] = time.UnixMicro(us)
+		}
+		return all
+	case words:
+		all := make([]string, len(v.ids))
+		for i, id := range v.ids {
+			all[i] = v.texts[id]
+		}
+		return all
+	}
+	return values
+}
+
+// Types of columns. A LowCardinality one is sent as text, an enumeration as its numbers: the client library looks up each
+// value of these by reflection.
+const (
+	microseconds = "DateTime64(6, 'UTC')"
+	text         = "String"
+	u8, u32, u64 = "UInt8", "UInt32", "UInt64"
+	i8, i32, i64 = "Int8", "Int32", "Int64"
+)
+
+const microsecondsFormat = "2006-01-02 15:04:05.000000"
 
 // place is where a row's message stands in the stream.
 type place struct {
@@ -26,10 +87,11 @@ type place struct {
 
 // blockRows are rows of block_events, by column.
 type blockRows struct {
-	committed, received, sourceTime []time.Time
+	names                           dictionary // of sources and tiers
+	committed, received, sourceTime micros
 	stream                          []int64
 	streamSeq, epoch, seq           []uint64
-	source, tier                    []string
+	source, tier                    []uint32
 	ev, pos, blockSize              []uint32
 	op, cause, effect               []int8
 	group, copies                   []int32
@@ -42,28 +104,28 @@ func (r *blockRows) len() int { return len(r.hash) }
 
 func (r *blockRows) columns() []column {
 	return []column{
-		{"committed", r.committed},
-		{"received", r.received},
-		{"source_time", r.sourceTime},
-		{"stream", r.stream},
-		{"stream_seq", r.streamSeq},
-		{"source", r.source},
-		{"epoch", r.epoch},
-		{"seq", r.seq},
-		{"ev", r.ev},
-		{"pos", r.pos},
-		{"op", r.op},
-		{"cause", r.cause},
-		{"tier", r.tier},
-		{"kv_group", r.group},
-		{"hash", r.hash},
-		{"named", r.named},
-		{"engine_hash", r.engineHash},
-		{"run_parent", r.runParent},
-		{"effect", r.effect},
-		{"copies", r.copies},
-		{"age_us", r.age},
-		{"block_size", r.blockSize},
+		{"committed", microseconds, r.committed},
+		{"received", microseconds, r.received},
+		{"source_time", microseconds, r.sourceTime},
+		{"stream", i64, r.stream},
+		{"stream_seq", u64, r.streamSeq},
+		{"source", text, words{r.source, r.names.texts}},
+		{"epoch", u64, r.epoch},
+		{"seq", u64, r.seq},
+		{"ev", u32, r.ev},
+		{"pos", u32, r.pos},
+		{"op", i8, r.op},
+		{"cause", i8, r.cause},
+		{"tier", text, words{r.tier, r.names.texts}},
+		{"kv_group", i32, r.group},
+		{"hash", u64, r.hash},
+		{"named", u8, r.named},
+		{"engine_hash", u64, r.engineHash},
+		{"run_parent", u64, r.runParent},
+		{"effect", i8, r.effect},
+		{"copies", i32, r.copies},
+		{"age_us", i64, r.age},
+		{"block_size", u32, r.blockSize},
 	}
 }
 
@@ -84,7 +146,8 @@ func (r *blockRows) add(at place, source string, epoch event.Epoch, b *event.Bat
 	if ev.Kind == event.Cleared {
 		blocks = []event.Block{{Copies: -1, Age: -1}}
 	}
-	received, told := stamp(b.Received), stamp(b.Time)
+	committed, received, told := at.committed.UnixMicro(), int64(max(b.Received, 0)/1000), int64(max(b.Time, 0)/1000)
+	from, tier := r.names.id(source), r.names.id(string(ev.Tier))
 	for i := range blocks {
 		block := &blocks[i]
 		engineHash := Fold(block.Hash)
@@ -104,19 +167,19 @@ func (r *blockRows) add(at place, source string, epoch event.Epoch, b *event.Bat
 		if ev.Kind == event.Evicted {
 			copies = block.Copies
 		}
-		r.committed = append(r.committed, at.committed)
+		r.committed = append(r.committed, committed)
 		r.received = append(r.received, received)
 		r.sourceTime = append(r.sourceTime, told)
 		r.stream = append(r.stream, at.stream)
 		r.streamSeq = append(r.streamSeq, at.seq)
-		r.source = append(r.source, source)
+		r.source = append(r.source, from)
 		r.epoch = append(r.epoch, uint64(epoch))
 		r.seq = append(r.seq, uint64(b.First))
 		r.ev = append(r.ev, uint32(n))
 		r.pos = append(r.pos, uint32(i))
 		r.op = append(r.op, int8(ev.Kind))
 		r.cause = append(r.cause, int8(ev.Cause))
-		r.tier = append(r.tier, string(ev.Tier))
+		r.tier = append(r.tier, tier)
 		r.group = append(r.group, int32(ev.Group))
 		r.hash = append(r.hash, hash)
 		r.named = append(r.named, named)
@@ -163,21 +226,21 @@ func (r *loadRows) len() int { return len(r.seq) }
 
 func (r *loadRows) columns() []column {
 	return []column{
-		{"committed", r.committed},
-		{"stream", r.stream},
-		{"stream_seq", r.streamSeq},
-		{"source", r.source},
-		{"epoch", r.epoch},
-		{"seq", r.seq},
-		{"ev", r.ev},
-		{"source_time", r.sourceTime},
-		{"from_tier", r.fromTier},
-		{"tier", r.tier},
-		{"peer", r.peer},
-		{"request", r.request},
-		{"blocks", r.blocks},
-		{"bytes", r.bytes},
-		{"duration_us", r.duration},
+		{"committed", microseconds, r.committed},
+		{"stream", i64, r.stream},
+		{"stream_seq", u64, r.streamSeq},
+		{"source", text, r.source},
+		{"epoch", u64, r.epoch},
+		{"seq", u64, r.seq},
+		{"ev", u32, r.ev},
+		{"source_time", microseconds, r.sourceTime},
+		{"from_tier", text, r.fromTier},
+		{"tier", text, r.tier},
+		{"peer", text, r.peer},
+		{"request", text, r.request},
+		{"blocks", u32, r.blocks},
+		{"bytes", u64, r.bytes},
+		{"duration_us", u64, r.duration},
 	}
 }
 
@@ -221,17 +284,17 @@ func (r *ledgerRows) len() int { return len(r.seq) }
 
 func (r *ledgerRows) columns() []column {
 	return []column{
-		{"committed", r.committed},
-		{"stream", r.stream},
-		{"stream_seq", r.streamSeq},
-		{"source", r.source},
-		{"epoch", r.epoch},
-		{"seq", r.seq},
-		{"last", r.last},
-		{"kind", r.kind},
-		{"state", r.state},
-		{"snapshot", r.snapshot},
-		{"reason", r.reason},
+		{"committed", microseconds, r.committed},
+		{"stream", i64, r.stream},
+		{"stream_seq", u64, r.streamSeq},
+		{"source", text, r.source},
+		{"epoch", u64, r.epoch},
+		{"seq", u64, r.seq},
+		{"last", u64, r.last},
+		{"kind", text, r.kind},
+		{"state", text, r.state},
+		{"snapshot", i64, r.snapshot},
+		{"reason", text, r.reason},
 	}
 }
 
@@ -249,60 +312,69 @@ func (r *ledgerRows) add(at place, row ledgerRow) {
 	r.reason = append(r.reason, row.reason)
 }
 
-// snapshotRows are rows of snapshots: the resident entries of one checkpoint.
+// snapshotChunk is how many rows of a snapshot are inserted at once: a checkpoint may hold many millions of blocks.
+const snapshotChunk = 250_000
+
+// snapshotRows are rows of snapshots: the resident entries of one checkpoint. They are only told from others once the
+// ledger names their snapshot, so that they need not be inserted at once.
 type snapshotRows struct {
-	committed, stored []time.Time
-	snapshot          []int64
-	epoch, seq        []uint64
-	hash, engineHash  []uint64
-	source, tier      []string
-	group             []int32
-	copies            []uint32
-	named             []uint8
+	source     string
+	committed  time.Time
+	snapshot   event.Time
+	epoch      event.Epoch
+	seq        event.Seq
+	hash       []uint64
+	engineHash []uint64
+	stored     []event.Time
+	tier       []string
+	group      []int32
+	copies     []uint32
+	named      []uint8
 }
 
 func (r *snapshotRows) len() int { return len(r.hash) }
 
-func (r *snapshotRows) columns() []column {
+// columns returns the columns of the rows from one to before another.
+func (r *snapshotRows) columns(from, to int) []column {
+	n := to - from
+	stored := make([]time.Time, n)
+	for i, at := range r.stored[from:to] {
+		stored[i] = stamp(at)
+	}
 	return []column{
-		{"committed", r.committed},
-		{"source", r.source},
-		{"epoch", r.epoch},
-		{"seq", r.seq},
-		{"snapshot", r.snapshot},
-		{"hash", r.hash},
-		{"named", r.named},
-		{"engine_hash", r.engineHash},
-		{"tier", r.tier},
-		{"kv_group", r.group},
-		{"copies", r.copies},
-		{"stored", r.stored},
+		{"committed", microseconds, slices.Repeat([]time.Time{r.committed}, n)},
+		{"source", text, slices.Repeat([]string{r.source}, n)},
+		{"epoch", u64, slices.Repeat([]uint64{uint64(r.epoch)}, n)},
+		{"seq", u64, slices.Repeat([]uint64{uint64(r.seq)}, n)},
+		{"snapshot", i64, slices.Repeat([]int64{int64(r.snapshot)}, n)},
+		{"hash", u64, r.hash[from:to]},
+		{"named", u8, r.named[from:to]},
+		{"engine_hash", u64, r.engineHash[from:to]},
+		{"tier", text, r.tier[from:to]},
+		{"kv_group", i32, r.group[from:to]},
+		{"copies", u32, r.copies[from:to]},
+		{"stored", microseconds, stored},
 	}
 }
 
-func (r *snapshotRows) add(committed time.Time, source string, e *event.Entry) {
+func (r *snapshotRows) add(e *event.Entry) {
 	hash, named := uint64(e.Prefix), uint8(1)
 	if e.Prefix == 0 {
 		hash, named = Fold(e.Hash), 0
 	}
-	r.committed = append(r.committed, committed)
-	r.source = append(r.source, source)
 	r.hash = append(r.hash, hash)
 	r.named = append(r.named, named)
 	r.engineHash = append(r.engineHash, Fold(e.Hash))
-	r.tier = append(r.tier, strings.Clone(string(e.Tier)))
+	r.tier = append(r.tier, string(e.Tier)) // the reader of a checkpoint makes each name once
 	r.group = append(r.group, int32(e.Group))
 	r.copies = append(r.copies, e.Copies)
-	r.stored = append(r.stored, stamp(e.Stored))
+	r.stored = append(r.stored, e.Stored)
 }
 
-// of says of which checkpoint the rows are.
-func (r *snapshotRows) of(cp *event.Checkpoint) {
-	for range r.hash {
-		r.epoch = append(r.epoch, uint64(cp.Epoch))
-		r.seq = append(r.seq, uint64(cp.Seq))
-		r.snapshot = append(r.snapshot, int64(cp.Written))
-	}
+// of says of which checkpoint the rows are, and when it was taken.
+func (r *snapshotRows) of(cp *event.Checkpoint, now time.Time) {
+	r.source, r.committed = cp.Source.Tokens(), now
+	r.snapshot, r.epoch, r.seq = cp.Written, cp.Epoch, cp.Seq
 }
 
 // progressRows are rows of progress.
@@ -316,17 +388,17 @@ type progressRows struct {
 
 func (r *progressRows) columns() []column {
 	return []column{
-		{"source", r.source},
-		{"round", r.round},
-		{"committed", r.committed},
-		{"stream_name", r.streamName},
-		{"stream", r.stream},
-		{"stream_seq", r.streamSeq},
-		{"fence", r.fence},
-		{"epoch", r.epoch},
-		{"started", r.started},
-		{"seq", r.seq},
-		{"digest", r.digest},
+		{"source", text, r.source},
+		{"round", u64, r.round},
+		{"committed", microseconds, r.committed},
+		{"stream_name", text, r.streamName},
+		{"stream", i64, r.stream},
+		{"stream_seq", u64, r.streamSeq},
+		{"fence", u64, r.fence},
+		{"epoch", u64, r.epoch},
+		{"started", u8, r.started},
+		{"seq", u64, r.seq},
+		{"digest", u64, r.digest},
 	}
 }
 
@@ -348,32 +420,75 @@ func (r *progressRows) add(source string, round uint64, committed time.Time, at 
 	r.digest = append(r.digest, uint64(m.digest))
 }
 
+// insertFunc is insert, or a test's in its place.
+type insertFunc func(ctx context.Context, conn clickhouse.Conn, d delivery, token string) error
+
 // insert sends rows as one block under a token: the same rows sent twice are stored once.
-func insert(ctx context.Context, conn clickhouse.Conn, table, token string, columns []column) error {
-	ctx = clickhouse.Context(ctx, clickhouse.WithQueryID(queryID(table)), clickhouse.WithSettings(clickhouse.Settings{
-		"insert_deduplication_token": token,
-	}))
+func insert(ctx context.Context, conn clickhouse.Conn, d delivery, token string) error {
+	columns := d.columns()
 	names := make([]string, len(columns))
+	types := make([]clickhouse.ColumnNameAndType, len(columns)) // only over HTTP, where they save a question
 	for i, c := range columns {
-		names[i] = c.name
+		names[i], types[i] = c.name, clickhouse.ColumnNameAndType{Name: c.name, Type: c.typ}
 	}
-	batch, err := conn.PrepareBatch(ctx, "INSERT INTO "+table+" ("+strings.Join(names, ", ")+")")
+	ctx = clickhouse.Context(ctx, clickhouse.WithQueryID(queryIDPrefix+d.table), clickhouse.WithColumnNamesAndTypes(types),
+		clickhouse.WithSettings(clickhouse.Settings{"insert_deduplication_token": token}))
+	batch, err := conn.PrepareBatch(ctx, "INSERT INTO "+d.table+" ("+strings.Join(names, ", ")+")")
 	if err != nil {
-		return fmt.Errorf("begin insert into %s: %w", table, err)
+		return fmt.Errorf("begin insert into %s: %w", d.table, err)
 	}
 	defer batch.Close()
 	for i, c := range columns {
-		if err := batch.Column(i).Append(c.values); err != nil {
-			return fmt.Errorf("insert into %s: column %s: %w", table, c.name, err)
+		if err := batch.Column(i).Append(expand(c.values)); err != nil {
+			return fmt.Errorf("insert into %s: column %s: %w", d.table, c.name, err)
 		}
 	}
 	if err := batch.Send(); err != nil {
-		return fmt.Errorf("insert into %s: %w", table, err)
+		return fmt.Errorf("insert into %s: %w", d.table, err)
 	}
 	return nil
 }
 
-// queryID is the fixed id of a table's inserts, by which a new writer ends those of the one before it.
-func queryID(table string) string { return queryIDPrefix + table }
-
+// queryIDPrefix begins the fixed id of a table's inserts, by which a new writer ends those of the one before it.
 const queryIDPrefix = "kvstrata-history-"
+
+// keys are the columns that tell a delivery's last row from all other rows.
+var keys = map[string]bool{
+	"committed": true, "stream": true, "stream_seq": true, "source": true, "epoch": true, "seq": true, "ev": true, "pos": true,
+	"last": true, "snapshot": true, "hash": true, "engine_hash": true, "kv_group": true, "round": true,
+}
+
+// condition returns what tells a delivery's last row from others, and the values bound to it.
+func (d *delivery) condition() (string, clickhouse.Parameters) {
+	bound := clickhouse.Parameters{}
+	var where []string
+	for _, c := range d.columns() {
+		if !keys[c.name] {
+			continue
+		}
+		last := ""
+		switch v := c.values.(type) {
+		case micros:
+			last = time.UnixMicro(v[len(v)-1]).UTC().Format(microsecondsFormat)
+		case words:
+			last = v.texts[v.ids[len(v.ids)-1]] // a source's tokens: nothing to escape
+		case []time.Time:
+			last = v[len(v)-1].UTC().Format(microsecondsFormat)
+		case []string:
+			last = v[len(v)-1]
+		case []int64:
+			last = strconv.FormatInt(v[len(v)-1], 10)
+		case []int32:
+			last = strconv.FormatInt(int64(v[len(v)-1]), 10)
+		case []uint32:
+			last = strconv.FormatUint(uint64(v[len(v)-1]), 10)
+		case []uint64:
+			last = strconv.FormatUint(v[len(v)-1], 10)
+		default:
+			panic("history: no such key: " + c.name)
+		}
+		bound[c.name] = last
+		where = append(where, fmt.Sprintf("%s = {%s:%s}", c.name, c.name, c.typ))
+	}
+	return strings.Join(where, " AND "), bound
+}

@@ -37,6 +37,9 @@ type Writer struct {
 	committed committed
 	life      int64  // when this Run began, in ns: a part of its tokens
 	trouble   string // why inserts do not go through; empty = they do
+	said      time.Time
+
+	insert insertFunc // insert; tests lose its answers
 }
 
 // committed is what is in the tables for good.
@@ -68,8 +71,9 @@ type point struct {
 	set   bool
 }
 
-func (p point) covers(epoch event.Epoch, last event.Seq) bool {
-	return p.set && (epoch < p.epoch || epoch == p.epoch && last <= p.seq)
+// covers reports whether a row with that sequence is at or before the point. Rows of one batch are inserted together.
+func (p point) covers(epoch event.Epoch, seq event.Seq) bool {
+	return p.set && (epoch < p.epoch || epoch == p.epoch && seq <= p.seq)
 }
 
 // The tables of a round, in the order in which they are inserted.
@@ -93,9 +97,15 @@ type round struct {
 	oldest    time.Time // committed time of the first row
 	marks     map[event.Source]mark
 	at        event.Position
+
+	// restored are the sources whose batches go no further in this round: they went on from a checkpoint. A table that has
+	// rows of a round behind a checkpoint, without the round's place, would look as if it had all before them.
+	restored map[event.Source]bool
 }
 
-func newRound() *round { return &round{marks: make(map[event.Source]mark)} }
+func newRound() *round {
+	return &round{marks: make(map[event.Source]mark), restored: make(map[event.Source]bool)}
+}
 
 // rows counts the rows of a round.
 func (r *round) rows() int {
@@ -109,7 +119,8 @@ func (r *round) rows() int {
 func (r *round) reset() {
 	r.blocks.reset()
 	clear(r.marks)
-	*r = round{blocks: r.blocks, marks: r.marks}
+	clear(r.restored)
+	*r = round{blocks: r.blocks, marks: r.marks, restored: r.restored}
 }
 
 // NewWriter returns a writer. Nothing is connected before Run runs.
@@ -119,7 +130,7 @@ func NewWriter(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Writer
 	}
 	w := &Writer{
 		cfg: cfg, log: log.With("role", "history"), running: make(chan struct{}),
-		taken: make(chan struct{}, 1), full: make(chan struct{}, 1),
+		taken: make(chan struct{}, 1), full: make(chan struct{}, 1), insert: insert,
 	}
 	w.metrics = newWriterMetrics(w, reg)
 	return w, nil
@@ -157,7 +168,7 @@ func (w *Writer) Reached(at event.Position) {
 // has no room.
 func (w *Writer) Apply(ctx context.Context, m *event.Message) (event.Digest, error) {
 	at := placeOf(m)
-	r, err := w.room(ctx, at.committed)
+	r, err := w.room(ctx, m.Source, at.committed)
 	if err != nil {
 		return 0, err
 	}
@@ -165,6 +176,7 @@ func (w *Writer) Apply(ctx context.Context, m *event.Message) (event.Digest, err
 	s := w.source(m.Source)
 	if m.Epoch != s.mark.Epoch {
 		s.mark = mark{Mark: event.Mark{Epoch: m.Epoch}}
+		r.life(s, at, m)
 	}
 	s.mark.Fence = m.Fence
 	for i := range m.Batches {
@@ -184,7 +196,17 @@ func placeOf(m *event.Message) place {
 	return place{committed: stamp(m.Stored), stream: int64(m.Position.Created), seq: m.Position.Sequence}
 }
 
-// add appends a batch's rows to those tables that do not have them yet, and its effects to the digest.
+// life appends the row that says that a life begins.
+func (r *round) life(s *sourceState, at place, m *event.Message) {
+	if len(m.Batches) == 0 || s.skip[ledgerTable].covers(m.Epoch, m.Batches[0].First) {
+		return
+	}
+	first := m.Batches[0].First
+	r.ledger.add(at, ledgerRow{source: s.tokens, kind: "life", epoch: m.Epoch, first: first, last: first})
+}
+
+// add appends a batch's rows to those tables that do not have them yet, and its effects to the digest. A row's sequence
+// is its batch's first; of a range in the ledger, it is the last that tells how far the table goes.
 func (r *round) add(s *sourceState, at place, epoch event.Epoch, b *event.Batch) {
 	if b.Way == event.Lost || b.Way == event.Dropped {
 		if !s.skip[ledgerTable].covers(epoch, b.Last) {
@@ -195,10 +217,10 @@ func (r *round) add(s *sourceState, at place, epoch event.Epoch, b *event.Batch)
 	}
 	for i := range b.Events {
 		ev := &b.Events[i]
-		if !s.skip[blockTable].covers(epoch, b.Last) {
+		if !s.skip[blockTable].covers(epoch, b.First) {
 			r.blocks.add(at, s.tokens, epoch, b, i)
 		}
-		if ev.Kind == event.Loaded && !s.skip[loadTable].covers(epoch, b.Last) {
+		if ev.Kind == event.Loaded && !s.skip[loadTable].covers(epoch, b.First) {
 			r.loads.add(at, s.tokens, epoch, b, i)
 		}
 		switch ev.Kind {
@@ -214,8 +236,8 @@ func (r *round) add(s *sourceState, at place, epoch event.Epoch, b *event.Batch)
 	}
 }
 
-// room returns the open round, with the writer locked, once it takes rows of a message of that time.
-func (w *Writer) room(ctx context.Context, committed time.Time) (*round, error) {
+// room returns the open round, with the writer locked, once it takes rows of a message of that source and time.
+func (w *Writer) room(ctx context.Context, source event.Source, committed time.Time) (*round, error) {
 	day := committed.Unix() / 86400
 	for {
 		w.mu.Lock()
@@ -225,9 +247,9 @@ func (w *Writer) room(ctx context.Context, committed time.Time) (*round, error) 
 		}
 		r := w.open
 		rows := r.rows()
-		if rows == 0 || r.day == day && rows < w.cfg.MaxRows {
+		if !r.restored[source] && (rows == 0 || r.day == day && rows < w.cfg.MaxRows) {
 			if rows == 0 {
-				r.day, r.began, r.oldest = day, time.Now(), committed
+				r.begin(day, committed)
 			}
 			return r, nil
 		}
@@ -241,6 +263,14 @@ func (w *Writer) room(ctx context.Context, committed time.Time) (*round, error) 
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
+	}
+}
+
+// begin dates a round without rows. It waits since its place first moved, with or without rows.
+func (r *round) begin(day int64, oldest time.Time) {
+	r.day, r.oldest = day, oldest
+	if r.began.IsZero() {
+		r.began = time.Now()
 	}
 }
 
@@ -259,26 +289,30 @@ func (w *Writer) source(name event.Source) *sourceState {
 func (w *Writer) Restore(ctx context.Context, object io.Reader) (*event.Checkpoint, error) {
 	rows := new(snapshotRows)
 	now := time.Now()
-	var source string
+	var digest event.Digest
 	cp, err := event.ReadCheckpoint(object, func(e *event.Entry) {
 		if e.Copies > 0 {
-			rows.add(now, source, e)
+			rows.add(e)
+			digest += event.Digest(e.Copies) * event.Mix64(e.Hash, e.Group, e.Tier)
 		}
 	})
 	if err != nil {
 		return nil, err
 	}
-	source = cp.Source.Tokens()
-	for i := range rows.source {
-		rows.source[i] = source
+	if digest != cp.Digest {
+		return nil, fmt.Errorf("read checkpoint of %v: its entries add up to digest %x, and it says %x", cp.Source, digest, cp.Digest)
 	}
-	rows.of(cp)
-	r, err := w.room(ctx, now)
+	rows.of(cp, now)
+	r, err := w.room(ctx, cp.Source, now)
 	if err != nil {
 		return nil, err
 	}
 	defer w.mu.Unlock()
 	s := w.source(cp.Source)
+	first := cp.Ledger.First // of what is known only by its outcome
+	if s.mark.Started && s.mark.Epoch == cp.Epoch {
+		first = s.mark.Seq + 1
+	}
 	s.mark = mark{
 		Mark:   event.Mark{Fence: max(s.mark.Fence, cp.Fence), Epoch: cp.Epoch, Started: cp.Ledger.Started, Seq: cp.Seq},
 		digest: cp.Digest,
@@ -286,12 +320,16 @@ func (w *Writer) Restore(ctx context.Context, object io.Reader) (*event.Checkpoi
 	if rows.len() > 0 {
 		r.snapshots = append(r.snapshots, rows)
 	}
-	at := place{committed: now, stream: int64(w.reached.Created), seq: w.reached.Sequence}
-	r.ledger.add(at, ledgerRow{
-		source: source, kind: "resync", epoch: cp.Epoch, first: cp.Seq, last: cp.Seq, snapshot: cp.Written,
-		reason: fmt.Sprintf("history goes on from a checkpoint of %d blocks", rows.len()),
-	})
+	row := ledgerRow{
+		source: s.tokens, kind: "resync", epoch: cp.Epoch, first: min(first, cp.Seq), last: cp.Seq, snapshot: cp.Written,
+		reason: fmt.Sprintf("history goes on from a checkpoint of %d blocks; what led there is not kept", rows.len()),
+	}
+	if !cp.Ledger.Started {
+		row.snapshot = 0 // nothing has come of this life: the place behind its first sequence is not meant
+	}
+	r.ledger.add(place{committed: now, stream: int64(w.reached.Created), seq: w.reached.Sequence}, row)
 	r.marks[cp.Source] = s.mark
+	r.restored[cp.Source] = true
 	return cp, nil
 }
 
@@ -341,7 +379,7 @@ func (w *Writer) note(s *sourceState, row ledgerRow) {
 	now := time.Now()
 	r := w.open
 	if r.rows() == 0 {
-		r.day, r.began, r.oldest = now.Unix()/86400, now, now
+		r.begin(now.Unix()/86400, now)
 	}
 	if day := now.Unix() / 86400; r.day != day {
 		now = time.Unix(r.day*86400+86399, 0) // the round is of one day

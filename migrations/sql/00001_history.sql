@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS block_events
     instance    String ALIAS decodeURLComponent(splitByChar('.', source)[3]),
     dp_rank     UInt32 ALIAS toUInt32OrZero(splitByChar('.', source)[4]),
     origin      String ALIAS splitByChar('.', source)[5],
-    INDEX by_stream stream_seq TYPE minmax GRANULARITY 1,
+    INDEX by_stream (stream, stream_seq) TYPE minmax GRANULARITY 1,
     INDEX by_engine_hash engine_hash TYPE bloom_filter(0.01) GRANULARITY 4
 )
 ENGINE = MergeTree
@@ -64,7 +64,8 @@ CREATE TABLE IF NOT EXISTS loads
     bytes       UInt64 CODEC(T64, ZSTD(1)),
     duration_us UInt64 CODEC(T64, ZSTD(1)),
     model       String ALIAS decodeURLComponent(splitByChar('.', source)[2]),
-    instance    String ALIAS decodeURLComponent(splitByChar('.', source)[3])
+    instance    String ALIAS decodeURLComponent(splitByChar('.', source)[3]),
+    INDEX by_stream (stream, stream_seq) TYPE minmax GRANULARITY 1
 )
 ENGINE = MergeTree
 PARTITION BY toDate(committed)
@@ -81,9 +82,9 @@ CREATE TABLE IF NOT EXISTS ledger
     stream_seq UInt64,
     source     LowCardinality(String),
     epoch      UInt64,
-    seq        UInt64 COMMENT 'first of the range',
+    seq        UInt64 COMMENT 'first of the range; of a resync, of what is known only by its outcome',
     last       UInt64,
-    kind       LowCardinality(String) COMMENT 'lost, dropped, mismatch, resync, state',
+    kind       LowCardinality(String) COMMENT 'life, lost, dropped, mismatch, resync, state',
     state      LowCardinality(String) COMMENT 'of a state',
     snapshot   Int64 COMMENT 'of a resync: the snapshot that is complete; 0 = none',
     reason     String,
@@ -111,7 +112,9 @@ CREATE TABLE IF NOT EXISTS snapshots
     tier        LowCardinality(String),
     kv_group    Int32 CODEC(ZSTD(1)),
     copies      UInt32 CODEC(ZSTD(1)),
-    stored      DateTime64(6, 'UTC') COMMENT 'by the engine''s clock; 1970 = unknown' CODEC(ZSTD(1))
+    stored      DateTime64(6, 'UTC') COMMENT 'by the engine''s clock; 1970 = unknown' CODEC(ZSTD(1)),
+    INDEX by_hash hash TYPE bloom_filter(0.01) GRANULARITY 4,
+    INDEX by_engine_hash engine_hash TYPE bloom_filter(0.01) GRANULARITY 4
 )
 ENGINE = MergeTree
 PARTITION BY toDate(committed)

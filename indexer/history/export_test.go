@@ -1,0 +1,71 @@
+package history
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/ClickHouse/clickhouse-go/v2"
+	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
+)
+
+// Insert is one insert of a writer, for a test to perform or not.
+type Insert struct {
+	Table string
+	Rows  int
+	Days  int // on which they were committed
+	Send  func() error
+}
+
+// Intercept lets a test stand between a writer and ClickHouse. It is called before Run.
+func (w *Writer) Intercept(f func(Insert) error) {
+	w.insert = func(ctx context.Context, conn clickhouse.Conn, d delivery, token string) error {
+		days := make(map[int64]bool)
+		for _, c := range d.columns() {
+			if at, ok := expand(c.values).([]time.Time); ok && c.name == "committed" {
+				for _, t := range at {
+					days[t.Unix()/86400] = true
+				}
+			}
+		}
+		return f(Insert{d.table, d.rows, len(days), func() error { return insert(ctx, conn, d, token) }})
+	}
+}
+
+// Stopped reports whether Run has ended, or has not begun.
+func (w *Writer) Stopped() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.open == nil
+}
+
+// Waiting returns how many rows a writer holds that are not inserted.
+func (w *Writer) Waiting() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.open == nil {
+		return 0
+	}
+	return w.open.rows()
+}
+
+// Bind checks the values of a named query and returns its window.
+func Bind(name string, values map[string]string, now time.Time) (since, until time.Time, err error) {
+	q, err := QueryNamed(name)
+	if err != nil {
+		return time.Time{}, time.Time{}, err
+	}
+	_, w, _, err := q.bind(values, now, DefaultConfig().MaxRowsAnswered)
+	return w.since, w.until, err
+}
+
+// HashText writes a hash as answers do.
+func HashText(n uint64) string { return fmt.Sprintf("%016x", n) }
+
+// Probe runs any query as a reader runs its own.
+func Probe(ctx context.Context, r *Reader, sql string) error {
+	return r.each(ctx, sql, nil, func(driver.Rows) error { return nil })
+}
+
+// WriteError answers with an error.
+var WriteError = writeError

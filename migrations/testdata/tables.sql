@@ -1,0 +1,100 @@
+CREATE TABLE default.block_events
+  (`committed` DateTime64(6, 'UTC') CODEC(Delta(8), ZSTD(1)),
+  `received` DateTime64(6, 'UTC') COMMENT 'by the subscriber\'s clock' CODEC(Delta(8), ZSTD(1)),
+  `source_time` DateTime64(6, 'UTC') COMMENT 'by the engine\'s clock; 1970 = unknown' CODEC(Delta(8), ZSTD(1)),
+  `stream` Int64 COMMENT 'creation time of the bus stream in ns: its identity' CODEC(ZSTD(1)),
+  `stream_seq` UInt64 CODEC(Delta(8), ZSTD(1)),
+  `source` LowCardinality(String),
+  `epoch` UInt64 CODEC(ZSTD(1)),
+  `seq` UInt64 CODEC(Delta(8), ZSTD(1)),
+  `ev` UInt32 COMMENT 'ordinal of the event in its batch' CODEC(ZSTD(1)),
+  `pos` UInt32 COMMENT 'ordinal of the block in its event: the one before it is its parent' CODEC(ZSTD(1)),
+  `op` Enum8('STORED' = 1, 'EVICTED' = 2, 'LOADED' = 3, 'CLEARED' = 4),
+  `cause` Enum8('' = 0, 'engine' = 1, 'resync' = 2) COMMENT 'of a CLEARED',
+  `tier` LowCardinality(String),
+  `kv_group` Int32 COMMENT '-1 = none told' CODEC(ZSTD(1)),
+  `hash` UInt64 COMMENT 'prefix hash, or, when named is 0, the engine\'s hash',
+  `named` UInt8 CODEC(ZSTD(1)),
+  `engine_hash` UInt64 COMMENT 'first 8 bytes of longer ones',
+  `run_parent` UInt64 COMMENT 'engine hash before the run, on its first block; 0 = none' CODEC(ZSTD(1)),
+  `effect` Int8 COMMENT 'on copies, as the publisher judged' CODEC(ZSTD(1)),
+  `copies` Int32 COMMENT 'left by an EVICTED; -1 = unknown' CODEC(ZSTD(1)),
+  `age_us` Int64 COMMENT 'of an EVICTED block since copies rose from 0; -1 = unknown' CODEC(T64, ZSTD(1)),
+  `block_size` UInt32 COMMENT 'tokens a block, of a STORED; 0 = not told' CODEC(ZSTD(1)),
+  `cluster` String ALIAS decodeURLComponent(splitByChar('.', source)[1]),
+  `model` String ALIAS decodeURLComponent(splitByChar('.', source)[2]),
+  `instance` String ALIAS decodeURLComponent(splitByChar('.', source)[3]),
+  `dp_rank` UInt32 ALIAS toUInt32OrZero(splitByChar('.', source)[4]),
+  `origin` String ALIAS splitByChar('.', source)[5],
+  INDEX by_stream (stream, stream_seq) TYPE minmax GRANULARITY 1,
+  INDEX by_engine_hash engine_hash TYPE bloom_filter(0.01) GRANULARITY 4)
+ENGINE = MergeTree PARTITION BY toDate(committed) ORDER BY (toStartOfHour(committed), hash, stream_seq, ev, pos) TTL toDate(committed) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+
+CREATE TABLE default.ledger
+  (`committed` DateTime64(6, 'UTC'),
+  `stream` Int64,
+  `stream_seq` UInt64,
+  `source` LowCardinality(String),
+  `epoch` UInt64,
+  `seq` UInt64 COMMENT 'first of the range; of a resync, of what is known only by its outcome',
+  `last` UInt64,
+  `kind` LowCardinality(String) COMMENT 'life, lost, dropped, mismatch, resync, state',
+  `state` LowCardinality(String) COMMENT 'of a state',
+  `snapshot` Int64 COMMENT 'of a resync: the snapshot that is complete; 0 = none',
+  `reason` String,
+  `model` String ALIAS decodeURLComponent(splitByChar('.', source)[2]),
+  `instance` String ALIAS decodeURLComponent(splitByChar('.', source)[3]))
+ENGINE = MergeTree PARTITION BY toDate(committed) ORDER BY (source, committed, seq) TTL toDate(committed) + toIntervalDay(90) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+
+CREATE TABLE default.loads
+  (`committed` DateTime64(6, 'UTC') CODEC(Delta(8), ZSTD(1)),
+  `stream` Int64 CODEC(ZSTD(1)),
+  `stream_seq` UInt64 CODEC(Delta(8), ZSTD(1)),
+  `source` LowCardinality(String),
+  `epoch` UInt64 CODEC(ZSTD(1)),
+  `seq` UInt64 CODEC(Delta(8), ZSTD(1)),
+  `ev` UInt32 COMMENT 'ordinal of the LOADED in its batch' CODEC(ZSTD(1)),
+  `source_time` DateTime64(6, 'UTC') CODEC(Delta(8), ZSTD(1)),
+  `from_tier` LowCardinality(String),
+  `tier` LowCardinality(String),
+  `peer` LowCardinality(String),
+  `request` String,
+  `blocks` UInt32 CODEC(T64, ZSTD(1)),
+  `bytes` UInt64 CODEC(T64, ZSTD(1)),
+  `duration_us` UInt64 CODEC(T64, ZSTD(1)),
+  `model` String ALIAS decodeURLComponent(splitByChar('.', source)[2]),
+  `instance` String ALIAS decodeURLComponent(splitByChar('.', source)[3]),
+  INDEX by_stream (stream, stream_seq) TYPE minmax GRANULARITY 1)
+ENGINE = MergeTree PARTITION BY toDate(committed) ORDER BY (source, committed, seq, ev) TTL toDate(committed) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+
+CREATE TABLE default.progress
+  (`source` String,
+  `round` UInt64,
+  `committed` DateTime64(6, 'UTC'),
+  `stream_name` String,
+  `stream` Int64,
+  `stream_seq` UInt64,
+  `fence` UInt64,
+  `epoch` UInt64,
+  `started` UInt8,
+  `seq` UInt64,
+  `digest` UInt64)
+ENGINE = ReplacingMergeTree(round) ORDER BY source SETTINGS non_replicated_deduplication_window = 1000, index_granularity = 8192
+
+CREATE TABLE default.snapshots
+  (`committed` DateTime64(6, 'UTC') CODEC(Delta(8), ZSTD(1)),
+  `source` LowCardinality(String),
+  `epoch` UInt64 CODEC(ZSTD(1)),
+  `seq` UInt64 CODEC(ZSTD(1)),
+  `snapshot` Int64 COMMENT 'when the checkpoint was written, in ns' CODEC(ZSTD(1)),
+  `hash` UInt64,
+  `named` UInt8 CODEC(ZSTD(1)),
+  `engine_hash` UInt64,
+  `tier` LowCardinality(String),
+  `kv_group` Int32 CODEC(ZSTD(1)),
+  `copies` UInt32 CODEC(ZSTD(1)),
+  `stored` DateTime64(6, 'UTC') COMMENT 'by the engine\'s clock; 1970 = unknown' CODEC(ZSTD(1)),
+  INDEX by_hash hash TYPE bloom_filter(0.01) GRANULARITY 4,
+  INDEX by_engine_hash engine_hash TYPE bloom_filter(0.01) GRANULARITY 4)
+ENGINE = MergeTree PARTITION BY toDate(committed) ORDER BY (source, snapshot, hash) TTL toDate(committed) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+
