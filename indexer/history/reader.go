@@ -101,13 +101,38 @@ ORDER BY seq DESC, ev DESC LIMIT 1`, bound, func(scan func(...any) error) error 
 	if err != nil {
 		return err
 	}
+	var rows uint64
+	err = r.query(ctx, `SELECT count() FROM block_events
+WHERE committed >= fromUnixTimestamp64Micro({since:Int64}) AND source = {source:String} AND epoch = {epoch:UInt64}`, bound,
+		func(scan func(...any) error) error { return scan(&rows) })
+	if err != nil {
+		return err
+	}
+	// A set is added up a share of its hashes at a time: the memory that a query may take has a bound.
+	shares := 1 + rows/rowsAtOnce
+	bound["shares"] = fmt.Sprint(shares)
+	for share := range shares {
+		bound["share"] = fmt.Sprint(share)
+		if err := r.addUp(ctx, bound, yield); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rowsAtOnce is over how many rows a resident set is added up at once.
+const rowsAtOnce = 2_000_000
+
+func (r *Reader) addUp(ctx context.Context, bound clickhouse.Parameters, yield func(Resident)) error {
 	return r.query(ctx, `SELECT engine_hash, toString(tier), kv_group, sum(n) AS copies FROM (
   SELECT engine_hash, tier, greatest(kv_group, 0) AS kv_group, toInt64(effect) AS n FROM block_events
   WHERE committed >= fromUnixTimestamp64Micro({since:Int64}) AND source = {source:String} AND epoch = {epoch:UInt64} AND effect != 0
     AND (seq, toInt64(ev)) > ({seq:UInt64}, {ev:Int64}) AND seq <= {last:UInt64}
+    AND engine_hash % {shares:UInt64} = {share:UInt64}
   UNION ALL SELECT engine_hash, tier, greatest(kv_group, 0) AS kv_group, toInt64(copies) AS n FROM (
     SELECT DISTINCT hash, engine_hash, tier, kv_group, copies FROM snapshots
-    WHERE source = {source:String} AND snapshot = {snapshot:Int64} AND snapshot != 0))
+    WHERE source = {source:String} AND snapshot = {snapshot:Int64} AND snapshot != 0
+      AND engine_hash % {shares:UInt64} = {share:UInt64}))
 GROUP BY engine_hash, tier, kv_group HAVING copies != 0`, bound, func(scan func(...any) error) error {
 		var b Resident
 		var tier string
