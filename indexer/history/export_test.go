@@ -19,6 +19,7 @@ type Insert struct {
 
 // Intercept lets a test stand between a writer and ClickHouse. It is called before Run.
 func (w *Writer) Intercept(f func(Insert) error) {
+	real := w.insert
 	w.insert = func(ctx context.Context, conn clickhouse.Conn, d delivery, token string) error {
 		days := make(map[int64]bool)
 		for _, c := range d.columns() {
@@ -28,7 +29,7 @@ func (w *Writer) Intercept(f func(Insert) error) {
 				}
 			}
 		}
-		return f(Insert{d.table, d.rows, len(days), func() error { return insert(ctx, conn, d, token) }})
+		return f(Insert{d.table, d.rows, len(days), func() error { return real(ctx, conn, d, token) }})
 	}
 }
 

@@ -26,6 +26,9 @@ func (w *Writer) Run(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
+	if w.native != nil {
+		defer w.native.to.Close()
+	}
 	err = w.insist(ctx, "start history", func(ctx context.Context) error {
 		if _, err := Migrate(ctx, w.cfg); err != nil {
 			return err

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"kvstrata/event"
+	"kvstrata/indexer/history/embedded"
 )
 
 // Writer keeps every event of the stream. It is a sink that remembers where it stood: whoever reads the stream asks Resume
@@ -39,7 +40,8 @@ type Writer struct {
 	trouble   string // why inserts do not go through; empty = they do
 	said      time.Time
 
-	insert insertFunc // insert; tests lose its answers
+	insert insertFunc      // insert, or native's; tests lose its answers
+	native *nativeInserter // nil where a server is used
 }
 
 // committed is what is in the tables for good.
@@ -131,6 +133,14 @@ func NewWriter(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Writer
 	w := &Writer{
 		cfg: cfg, log: log.With("role", "history"), running: make(chan struct{}),
 		taken: make(chan struct{}, 1), full: make(chan struct{}, 1), insert: insert,
+	}
+	a, err := cfg.address()
+	if err != nil {
+		return nil, err
+	}
+	if a.socket != "" {
+		w.native = &nativeInserter{to: embedded.NewInserter(a.socket), database: a.database}
+		w.insert = w.native.insert
 	}
 	w.metrics = newWriterMetrics(w, reg)
 	return w, nil

@@ -1,0 +1,89 @@
+package history
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/ClickHouse/clickhouse-go/v2"
+
+	"kvstrata/indexer/history/embedded"
+)
+
+// nativeInserter inserts into the embedded engine: it writes the columns as one block in ClickHouse's Native format, into
+// memory that it keeps. One goroutine uses it.
+type nativeInserter struct {
+	to       *embedded.Inserter
+	database string
+	block    []byte
+}
+
+func (n *nativeInserter) insert(ctx context.Context, _ clickhouse.Conn, d delivery, token string) error {
+	columns := d.columns()
+	names := make([]string, len(columns))
+	for i, c := range columns {
+		names[i] = c.name
+	}
+	n.block = appendNative(n.block[:0], columns, d.rows)
+	if err := n.to.Insert(ctx, n.database, d.table, names, token, queryIDPrefix+d.table, n.block); err != nil {
+		return fmt.Errorf("insert into %s: %w", d.table, err)
+	}
+	return nil
+}
+
+// appendNative appends columns as one block in ClickHouse's Native format
+// (https://clickhouse.com/docs/interfaces/formats/Native): the numbers of columns and rows, and for each column its name, its
+// type and its values, little-endian, texts behind their lengths.
+func appendNative(b []byte, columns []column, rows int) []byte {
+	b = binary.AppendUvarint(b, uint64(len(columns)))
+	b = binary.AppendUvarint(b, uint64(rows))
+	for _, c := range columns {
+		b = appendText(b, c.name)
+		b = appendText(b, c.typ)
+		switch v := c.values.(type) {
+		case micros:
+			b = appendFixed(b, v, 8, func(b []byte, us int64) []byte { return binary.LittleEndian.AppendUint64(b, uint64(us)) })
+		case words:
+			for _, id := range v.ids {
+				b = appendText(b, v.texts[id])
+			}
+		case []time.Time:
+			b = appendFixed(b, v, 8, func(b []byte, t time.Time) []byte { return binary.LittleEndian.AppendUint64(b, uint64(t.UnixMicro())) })
+		case []string:
+			for _, text := range v {
+				b = appendText(b, text)
+			}
+		case []uint64:
+			b = appendFixed(b, v, 8, binary.LittleEndian.AppendUint64)
+		case []int64:
+			b = appendFixed(b, v, 8, func(b []byte, n int64) []byte { return binary.LittleEndian.AppendUint64(b, uint64(n)) })
+		case []uint32:
+			b = appendFixed(b, v, 4, binary.LittleEndian.AppendUint32)
+		case []int32:
+			b = appendFixed(b, v, 4, func(b []byte, n int32) []byte { return binary.LittleEndian.AppendUint32(b, uint32(n)) })
+		case []uint8:
+			b = append(b, v...)
+		case []int8:
+			b = appendFixed(b, v, 1, func(b []byte, n int8) []byte { return append(b, uint8(n)) })
+		default:
+			panic(fmt.Sprintf("history: column %s has values of type %T", c.name, v))
+		}
+	}
+	return b
+}
+
+func appendText(b []byte, text string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(text))), text...)
+}
+
+// appendFixed appends values of so many bytes each; the memory grows once.
+func appendFixed[T any](b []byte, values []T, size int, one func([]byte, T) []byte) []byte {
+	if need := len(b) + size*len(values); need > cap(b) {
+		b = append(make([]byte, 0, max(need, 2*cap(b))), b...)
+	}
+	for _, v := range values {
+		b = one(b, v)
+	}
+	return b
+}
