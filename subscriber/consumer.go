@@ -39,6 +39,8 @@ type Rememberer interface {
 	Resume(ctx context.Context) (event.Position, map[event.Source]event.Mark, error)
 	// Reached says that everything up to a position in the stream was handed over.
 	Reached(at event.Position)
+	// Dropped tells of a range that the source's publisher had no room for; what follows it comes with a checkpoint.
+	Dropped(source event.Source, epoch event.Epoch, b *event.Batch)
 }
 
 // ConsumerConfig bounds a consumer.
@@ -403,6 +405,9 @@ func (c *Consumer) apply(ctx context.Context, t *track, d *bus.Delivery) {
 	for i := range batches {
 		if batches[i].Way == event.Dropped {
 			// Its publisher had no room for it: a checkpoint follows.
+			if r, ok := c.sink.(Rememberer); ok {
+				r.Dropped(t.source, d.Head.Epoch, &batches[i])
+			}
 			c.startResync(t, batches[i].Reason)
 			c.hold(t, d)
 			return

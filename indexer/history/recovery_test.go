@@ -383,6 +383,33 @@ func TestPlaceMovesWithoutRows(t *testing.T) {
 	})
 }
 
+// A range that its publisher dropped never comes as a message; the ledger has it all the same.
+func TestDroppedRangeIsInTheLedger(t *testing.T) {
+	e := startEngine(t)
+	w, _ := startWriter(t, e.config())
+	resume(t, w)
+	s := newStream("e0")
+	feed(t, w, s.publish(run(event.Stored, 1)))
+	w.Dropped(s.source, s.epoch, &event.Batch{First: 5, Last: 9, Way: event.Dropped, Reason: "no room"})
+	r := newReader(t, e.config())
+	var dropped []any
+	eventually(t, "the ledger has it", func() bool {
+		a, err := r.Ask(t.Context(), "ledger", map[string]string{"engine": "e0"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, row := range a.Rows {
+			if row[3] == "dropped" {
+				dropped = row
+			}
+		}
+		return dropped != nil
+	})
+	if dropped[6] != uint64(5) || dropped[7] != uint64(9) || dropped[8] != "no room" {
+		t.Errorf("%v", dropped)
+	}
+}
+
 func TestMessagesOfTwoDays(t *testing.T) {
 	e := startEngine(t)
 	w, _ := failing(t, e.config(), func(i history.Insert) error {

@@ -384,6 +384,22 @@ func (w *Writer) Compared(name event.Source, agreed bool) {
 	})
 }
 
+// Dropped keeps that a source's publisher had no room for a range.
+func (w *Writer) Dropped(name event.Source, epoch event.Epoch, b *event.Batch) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.open == nil {
+		return
+	}
+	s := w.source(name)
+	if s.skip[ledgerTable].covers(epoch, b.First) {
+		return
+	}
+	w.note(s, ledgerRow{
+		source: s.tokens, kind: b.Way.String(), epoch: epoch, first: b.First, last: b.Last, reason: strings.Clone(b.Reason),
+	})
+}
+
 // note adds a row of our own to the ledger, stamped with our clock. It does not wait for room: these rows are few.
 func (w *Writer) note(s *sourceState, row ledgerRow) {
 	now := time.Now()
