@@ -254,7 +254,7 @@ func TestTraceSmall(t *testing.T) {
 		if o.code != exitOK {
 			t.Fatalf("exit %d\n%s\n%s", o.code, o.stdout, o.stderr)
 		}
-		for _, want := range []string{"every engine's resident set is the same", "prefill-1", "decode-1", "adds up", "150 requests"} {
+		for _, want := range []string{"every engine's resident set and totals are the same", "prefill-1", "decode-1", "adds up", "150 requests"} {
 			if !strings.Contains(o.stdout, want) {
 				t.Errorf("%s: the report does not say %q:\n%s", form, want, o.stdout)
 			}
@@ -292,7 +292,7 @@ func TestTraceConversation(t *testing.T) {
 		if o.code != exitOK {
 			t.Fatalf("exit %d\n%s\n%s", o.code, o.stdout, o.stderr)
 		}
-		for _, want := range append(c.wants, "every engine's resident set is the same") {
+		for _, want := range append(c.wants, "every engine's resident set and totals are the same") {
 			if !strings.Contains(o.stdout, want) {
 				t.Errorf("the report does not say %q:\n%s", want, o.stdout)
 			}
@@ -343,7 +343,7 @@ func TestBadInputIsNamed(t *testing.T) {
 		{"demo --nats-listen 127.0.0.1:0 --pool-blocks 1", exitUsage, []string{"pool-blocks 1", "2 to"}},
 		{"demo --form msgpack", exitUsage, []string{"--form", "map", "array", "msgpack"}},
 		{"demo --nats-listen 127.0.0.1:0 --trace /no/such --speed max --exit", exitUsage, []string{"--trace /no/such"}},
-		{"demo --nats-listen 127.0.0.1:0 --admin 127.0.0.1:0 --listen " + taken.Addr().String(), exitFailure, []string{"--listen", taken.Addr().String(), "choose another"}},
+		{"demo --nats-listen 127.0.0.1:0 --admin 127.0.0.1:0 --listen " + taken.Addr().String(), exitFailure, []string{"--listen", taken.Addr().String(), "is free"}},
 		{"demo --nats-listen 127.0.0.1:0 --listen nonsense", exitUsage, []string{"--listen", "nonsense", "host:port"}},
 		{"demo --nats-listen here", exitUsage, []string{"--nats-listen", "here", "host:port"}},
 		{"demo --nats-listen " + taken.Addr().String(), exitFailure, []string{taken.Addr().String(), "another address with --nats-listen"}},
