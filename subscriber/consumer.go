@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -39,8 +40,9 @@ type Rememberer interface {
 	Resume(ctx context.Context) (event.Position, map[event.Source]event.Mark, error)
 	// Reached says that everything up to a position in the stream was handed over.
 	Reached(at event.Position)
-	// Dropped tells of a range that the source's publisher had no room for; what follows it comes with a checkpoint.
-	Dropped(source event.Source, epoch event.Epoch, b *event.Batch)
+	// Dropped tells of a range that the source's publisher had no room for, the message's one batch; what follows comes with a
+	// checkpoint.
+	Dropped(m *event.Message)
 }
 
 // ConsumerConfig bounds a consumer.
@@ -125,6 +127,7 @@ func (c *Consumer) CaughtUp() bool { return c.caught.Load() }
 
 // Run feeds the sink until ctx ends. It begins from checkpoints, and again so when the stream was lost.
 func (c *Consumer) Run(ctx context.Context) error {
+	defer c.caught.Store(false)
 	for {
 		err := c.session(ctx)
 		switch {
@@ -145,7 +148,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 
 func (c *Consumer) session(ctx context.Context) error {
 	c.caught.Store(false)
-	from, err := c.start(ctx)
+	from, stream, err := c.start(ctx)
 	if err != nil {
 		return err
 	}
@@ -158,6 +161,11 @@ func (c *Consumer) session(ctx context.Context) error {
 		return err
 	}
 	c.at = reader.Identity()
+	c.at.Sequence = from - 1 // what was handed over, not what there is
+	if !c.at.SameStream(stream) {
+		reader.Close()
+		return bus.ErrStreamChanged
+	}
 	deliveries := make(chan *bus.Delivery, 64)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
@@ -226,30 +234,34 @@ func (c *Consumer) reached(d *bus.Delivery) {
 	r.Reached(at)
 }
 
-// start sets every source's watermarks, and returns the stream sequence to read from.
-func (c *Consumer) start(ctx context.Context) (uint64, error) {
+// start sets every source's watermarks, and returns the stream sequence to read from, in which stream.
+func (c *Consumer) start(ctx context.Context) (from uint64, stream event.Position, err error) {
 	clear(c.sources)
-	stream, err := c.bus.Position(ctx)
-	if err != nil {
-		return 0, err
+	r, remembers := c.sink.(Rememberer)
+	var at event.Position
+	var marks map[event.Source]event.Mark
+	if remembers { // it may wait for long: the stream is looked at afterwards
+		if at, marks, err = r.Resume(ctx); err != nil {
+			return 0, stream, err
+		}
+	}
+	if stream, err = c.bus.Position(ctx); err != nil {
+		return 0, stream, err
 	}
 	first, err := c.bus.First(ctx)
 	if err != nil {
-		return 0, err
+		return 0, stream, err
 	}
 	c.cut = first > 1
-	if r, ok := c.sink.(Rememberer); ok {
-		return c.resume(ctx, r, stream, first)
+	if remembers {
+		return c.resume(at, marks, stream, first), stream, nil
 	}
-	return c.restoreAll(ctx, stream, first)
+	from, err = c.restoreAll(ctx, stream, first)
+	return from, stream, err
 }
 
 // resume goes on where a sink stood. Where the stream no longer holds what follows, every source is resynced.
-func (c *Consumer) resume(ctx context.Context, r Rememberer, stream event.Position, first uint64) (uint64, error) {
-	at, marks, err := r.Resume(ctx)
-	if err != nil {
-		return 0, err
-	}
+func (c *Consumer) resume(at event.Position, marks map[event.Source]event.Mark, stream event.Position, first uint64) uint64 {
 	from := at.Sequence + 1
 	if !at.SameStream(stream) {
 		from = 1
@@ -264,7 +276,7 @@ func (c *Consumer) resume(ctx context.Context, r Rememberer, stream event.Positi
 			c.startResync(t, "the stream no longer holds what follows")
 		}
 	}
-	return max(from, first), nil
+	return max(from, first)
 }
 
 // restoreAll loads the newest checkpoint of every source, and returns the stream sequence to read from.
@@ -402,22 +414,16 @@ func (c *Consumer) apply(ctx context.Context, t *track, d *bus.Delivery) {
 	for t.started && len(batches) > 0 && batches[0].Last < t.next {
 		batches = batches[1:]
 	}
-	for i := range batches {
-		if batches[i].Way == event.Dropped {
-			// Its publisher had no room for it: a checkpoint follows.
-			if r, ok := c.sink.(Rememberer); ok {
-				r.Dropped(t.source, d.Head.Epoch, &batches[i])
-			}
-			c.startResync(t, batches[i].Reason)
-			c.hold(t, d)
-			return
-		}
-	}
-	digest, err := c.sink.Apply(ctx, &event.Message{
+	m := &event.Message{
 		Source: t.source, Epoch: d.Head.Epoch, Fence: d.Head.Fence, Batches: batches,
 		Digest: d.Head.Digest, HasDigest: d.Head.HasDigest, Stored: d.Stored,
 		Position: event.Position{Stream: c.at.Stream, Created: c.at.Created, Sequence: d.Sequence},
-	})
+	}
+	if i := slices.IndexFunc(batches, func(b event.Batch) bool { return b.Way == event.Dropped }); i >= 0 {
+		c.applyDropped(ctx, t, d, m, i)
+		return
+	}
+	digest, err := c.sink.Apply(ctx, m)
 	if ctx.Err() != nil {
 		return
 	}
@@ -437,6 +443,25 @@ func (c *Consumer) apply(ctx context.Context, t *track, d *bus.Delivery) {
 	}
 	c.stats.differed.Inc()
 	c.startResync(t, fmt.Sprintf("digest after sequence %d is %x here and %x in the stream", d.Head.Last, digest, d.Head.Digest))
+}
+
+// applyDropped applies what stands before a range that its publisher had no room for; a checkpoint follows that.
+func (c *Consumer) applyDropped(ctx context.Context, t *track, d *bus.Delivery, m *event.Message, i int) {
+	dropped := m.Batches[i : i+1]
+	if i > 0 {
+		m.Batches, m.HasDigest = m.Batches[:i], false
+		if _, err := c.sink.Apply(ctx, m); ctx.Err() != nil {
+			return
+		} else if err == nil {
+			t.started, t.next = true, m.Batches[i-1].Last+1
+		}
+	}
+	m.Batches = dropped
+	if r, ok := c.sink.(Rememberer); ok {
+		r.Dropped(m)
+	}
+	c.startResync(t, dropped[0].Reason)
+	c.hold(t, d)
 }
 
 // hold keeps a message that can't be applied yet.

@@ -359,7 +359,7 @@ func (w *Writer) Tell(st *event.Status) {
 		return
 	}
 	s.state, s.reason = st.State, st.Reason
-	w.note(s, ledgerRow{
+	w.note(ledgerRow{
 		source: s.tokens, kind: "state", state: st.State.String(), epoch: st.Epoch, first: st.Seq, last: st.Seq,
 		reason: strings.Clone(st.Reason),
 	})
@@ -378,30 +378,34 @@ func (w *Writer) Compared(name event.Source, agreed bool) {
 		return
 	}
 	s := w.source(name)
-	w.note(s, ledgerRow{
+	w.note(ledgerRow{
 		source: s.tokens, kind: "mismatch", epoch: s.mark.Epoch, first: s.mark.Seq, last: s.mark.Seq,
 		reason: "the digest of what history kept is not its publisher's",
 	})
 }
 
-// Dropped keeps that a source's publisher had no room for a range.
-func (w *Writer) Dropped(name event.Source, epoch event.Epoch, b *event.Batch) {
+// Dropped keeps that a source's publisher had no room for a range, the message's one batch.
+func (w *Writer) Dropped(m *event.Message) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.open == nil {
 		return
 	}
-	s := w.source(name)
-	if s.skip[ledgerTable].covers(epoch, b.First) {
-		return
+	s, b := w.source(m.Source), &m.Batches[0]
+	if s.skip[ledgerTable].covers(m.Epoch, b.Last) {
+		return // it was held back until its checkpoint came, and is told again
 	}
-	w.note(s, ledgerRow{
-		source: s.tokens, kind: b.Way.String(), epoch: epoch, first: b.First, last: b.Last, reason: strings.Clone(b.Reason),
+	s.skip[ledgerTable] = point{epoch: m.Epoch, seq: b.Last, set: true}
+	w.noteAt(m.Position, ledgerRow{
+		source: s.tokens, kind: b.Way.String(), epoch: m.Epoch, first: b.First, last: b.Last, reason: strings.Clone(b.Reason),
 	})
 }
 
 // note adds a row of our own to the ledger, stamped with our clock. It does not wait for room: these rows are few.
-func (w *Writer) note(s *sourceState, row ledgerRow) {
+func (w *Writer) note(row ledgerRow) { w.noteAt(w.reached, row) }
+
+// noteAt adds a row about a place in the stream.
+func (w *Writer) noteAt(at event.Position, row ledgerRow) {
 	now := time.Now()
 	r := w.open
 	if r.rows() == 0 {
@@ -410,7 +414,7 @@ func (w *Writer) note(s *sourceState, row ledgerRow) {
 	if day := now.Unix() / 86400; r.day != day {
 		now = time.Unix(r.day*86400+86399, 0) // the round is of one day
 	}
-	r.ledger.add(place{committed: now, stream: int64(w.reached.Created), seq: w.reached.Sequence}, row)
+	r.ledger.add(place{committed: now, stream: int64(at.Created), seq: at.Sequence}, row)
 }
 
 // Seq returns the last sequence of a source that is in the tables for good.
