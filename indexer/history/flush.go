@@ -47,11 +47,17 @@ func (w *Writer) Run(ctx context.Context) error {
 	return err
 }
 
+// notRunning is the trouble of a writer that does not run, or has not begun.
+const notRunning = "history is not written by this process"
+
 // stop gives the rounds up: whoever waits for room is refused, and the next Run begins where the tables stand.
 func (w *Writer) stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.open, w.spare = nil, nil
+	if w.trouble == "" {
+		w.trouble = notRunning
+	}
 	w.takenToken()
 	select {
 	case <-w.running:
@@ -67,9 +73,17 @@ func (w *Writer) takenToken() {
 	}
 }
 
-// begin ends the inserts of a writer before this one, and reads where the tables stand.
+// begin takes the tables over from a writer before this one, which may not know that it lost them, and reads where they
+// stand.
 func (w *Writer) begin(ctx context.Context, conn clickhouse.Conn) error {
-	if err := w.endInserts(ctx, conn); err != nil {
+	life := time.Now().UnixNano()
+	w.mu.Lock()
+	w.life = life
+	w.mu.Unlock()
+	if err := claim(ctx, conn); err != nil {
+		return err
+	}
+	if err := w.endInserts(ctx, conn, queryIDPrefix); err != nil {
 		return err
 	}
 	at, err := readProgress(ctx, conn)
@@ -81,7 +95,6 @@ func (w *Writer) begin(ctx context.Context, conn clickhouse.Conn) error {
 	w.sources = at.sources
 	w.reached = at.committed.at
 	w.committed = at.committed
-	w.life = time.Now().UnixNano()
 	w.open, w.spare = newRound(), newRound()
 	select {
 	case <-w.running:
@@ -91,13 +104,29 @@ func (w *Writer) begin(ctx context.Context, conn clickhouse.Conn) error {
 	return nil
 }
 
-// endInserts ends whatever still runs of inserts whose answer was not awaited. The embedded engine has a single
-// connection that writes: there, what is asked next is answered behind them.
-func (w *Writer) endInserts(ctx context.Context, conn clickhouse.Conn) error {
+// claim enters a round of its own at the place where the tables stand: a writer before this one finds it, and inserts no more.
+func claim(ctx context.Context, conn clickhouse.Conn) error {
+	err := conn.Exec(ctx, `INSERT INTO progress (source, round, committed, stream_name, stream, stream_seq, fence, epoch, started, seq, digest)
+SELECT '', max(round) + 1, now64(6), argMax(stream_name, round), argMax(stream, round), argMax(stream_seq, round), 0, 0, 0, 0, 0
+FROM progress WHERE source = ''`)
+	if err != nil {
+		return fmt.Errorf("claim the tables: %w", err)
+	}
+	return nil
+}
+
+// queryID is the id of a writer's inserts into a table.
+func queryID(life int64, table string) string {
+	return fmt.Sprintf("%s%d-%s", queryIDPrefix, life, table)
+}
+
+// endInserts ends whatever still runs of inserts whose answer was not awaited, by what their ids begin with. The embedded
+// engine has a single connection that writes: there, what is asked next is answered behind them.
+func (w *Writer) endInserts(ctx context.Context, conn clickhouse.Conn, begin string) error {
 	if a, err := w.cfg.address(); err != nil || a.socket != "" {
 		return err
 	}
-	if err := conn.Exec(ctx, "KILL QUERY WHERE startsWith(query_id, '"+queryIDPrefix+"') SYNC"); err != nil {
+	if err := conn.Exec(ctx, "KILL QUERY WHERE startsWith(query_id, '"+begin+"') SYNC"); err != nil {
 		return fmt.Errorf("end earlier inserts: %w", err)
 	}
 	return nil
@@ -172,6 +201,7 @@ type delivery struct {
 	table   string
 	rows    int
 	columns func() []column // made when they are sent: those of a checkpoint's pieces are copies
+	queryID string
 }
 
 // insertRound inserts the tables of a round, and then its place, until all are in.
@@ -179,15 +209,13 @@ func (w *Writer) insertRound(ctx context.Context, conn clickhouse.Conn, r *round
 	w.mu.Lock()
 	number, life := w.committed.round+1, w.life
 	w.mu.Unlock()
-	if err := w.insist(ctx, "check who writes", func(ctx context.Context) error { return w.alone(ctx, conn, number) }); err != nil {
-		return err
-	}
 	for i, d := range r.deliveries(number) {
 		if d.rows == 0 {
 			continue
 		}
 		token := fmt.Sprintf("%d:%d:%d", life, number, i) // another life cuts its rounds elsewhere
-		if err := w.deliver(ctx, conn, d, token); err != nil {
+		d.queryID = queryID(life, d.table)
+		if err := w.deliver(ctx, conn, d, number, token); err != nil {
 			return err
 		}
 		w.metrics.rows.WithLabelValues(d.table).Add(float64(d.rows))
@@ -204,7 +232,7 @@ func (r *round) deliveries(number uint64) []delivery {
 	for _, s := range r.snapshots {
 		for from := 0; from < s.len(); from += snapshotChunk {
 			to := min(from+snapshotChunk, s.len())
-			list = append(list, delivery{"snapshots", to - from, func() []column { return s.columns(from, to) }})
+			list = append(list, delivery{table: "snapshots", rows: to - from, columns: func() []column { return s.columns(from, to) }})
 		}
 	}
 	var p progressRows
@@ -215,10 +243,10 @@ func (r *round) deliveries(number uint64) []delivery {
 	}
 	return append(
 		list,
-		delivery{tableNames[blockTable], r.blocks.len(), r.blocks.columns},
-		delivery{tableNames[loadTable], r.loads.len(), r.loads.columns},
-		delivery{tableNames[ledgerTable], r.ledger.len(), r.ledger.columns},
-		delivery{"progress", len(p.source), p.columns},
+		delivery{table: tableNames[blockTable], rows: r.blocks.len(), columns: r.blocks.columns},
+		delivery{table: tableNames[loadTable], rows: r.loads.len(), columns: r.loads.columns},
+		delivery{table: tableNames[ledgerTable], rows: r.ledger.len(), columns: r.ledger.columns},
+		delivery{table: "progress", rows: len(p.source), columns: p.columns},
 	)
 }
 
@@ -227,14 +255,18 @@ func (r *round) deliveries(number uint64) []delivery {
 var errSwallowed = errors.New("ClickHouse takes the rows for ones that it has, and has not; sending them under another token")
 
 // deliver inserts rows until they are in, once. After an error it is unknown whether they are: they are looked for, and
-// when they are not there sent again with the same token, and looked for again.
-func (w *Writer) deliver(ctx context.Context, conn clickhouse.Conn, d delivery, token string) error {
+// when they are not there sent again with the same token, and looked for again. Nothing is sent once another writer has
+// claimed the tables.
+func (w *Writer) deliver(ctx context.Context, conn clickhouse.Conn, d delivery, number uint64, token string) error {
 	tries, swallowed := 0, 0
 	return w.insist(ctx, "insert into "+d.table, func(ctx context.Context) error {
 		if tries > 0 {
 			if there, err := w.has(ctx, conn, d); there || err != nil {
 				return err
 			}
+		}
+		if err := w.alone(ctx, conn, number); err != nil {
+			return err
 		}
 		tries++
 		if err := w.insert(ctx, conn, d, fmt.Sprintf("%s:%d", token, swallowed)); err != nil || tries == 1 {
@@ -250,7 +282,7 @@ func (w *Writer) deliver(ctx context.Context, conn clickhouse.Conn, d delivery, 
 
 // has looks for the last row of a delivery in its table.
 func (w *Writer) has(ctx context.Context, conn clickhouse.Conn, d delivery) (bool, error) {
-	if err := w.endInserts(ctx, conn); err != nil {
+	if err := w.endInserts(ctx, conn, d.queryID); err != nil {
 		return false, err
 	}
 	where, bound := d.condition()
@@ -303,7 +335,7 @@ func (w *Writer) say(what string, err error) {
 	w.mu.Lock()
 	before := w.trouble
 	w.trouble = ""
-	log := err != nil && (before == "" || time.Since(w.said) >= sayEvery)
+	log := err != nil && (before == "" || before == notRunning || time.Since(w.said) >= sayEvery)
 	if err != nil {
 		w.trouble = what + ": " + err.Error()
 		w.metrics.retries.Inc()
@@ -315,7 +347,7 @@ func (w *Writer) say(what string, err error) {
 	switch {
 	case log:
 		w.log.Warn("ClickHouse takes nothing; trying again, and NATS keeps what comes meanwhile", "doing", what, "err", err)
-	case before != "" && err == nil:
+	case before != "" && before != notRunning && err == nil:
 		w.log.Info("ClickHouse takes rows again")
 	}
 }

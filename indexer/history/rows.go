@@ -431,7 +431,7 @@ func insert(ctx context.Context, conn clickhouse.Conn, d delivery, token string)
 	for i, c := range columns {
 		names[i], types[i] = c.name, clickhouse.ColumnNameAndType{Name: c.name, Type: c.typ}
 	}
-	ctx = clickhouse.Context(ctx, clickhouse.WithQueryID(queryIDPrefix+d.table), clickhouse.WithColumnNamesAndTypes(types),
+	ctx = clickhouse.Context(ctx, clickhouse.WithQueryID(d.queryID), clickhouse.WithColumnNamesAndTypes(types),
 		clickhouse.WithSettings(clickhouse.Settings{"insert_deduplication_token": token}))
 	batch, err := conn.PrepareBatch(ctx, "INSERT INTO "+d.table+" ("+strings.Join(names, ", ")+")")
 	if err != nil {
@@ -449,7 +449,7 @@ func insert(ctx context.Context, conn clickhouse.Conn, d delivery, token string)
 	return nil
 }
 
-// queryIDPrefix begins the fixed id of a table's inserts, by which a new writer ends those of the one before it.
+// queryIDPrefix begins the ids of all inserts, by which a new writer ends those of the one before it.
 const queryIDPrefix = "kvstrata-history-"
 
 // keys are the columns that tell a delivery's last row from all other rows.

@@ -132,7 +132,7 @@ func NewWriter(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Writer
 	}
 	w := &Writer{
 		cfg: cfg, log: log.With("role", "history"), running: make(chan struct{}),
-		taken: make(chan struct{}, 1), full: make(chan struct{}, 1), insert: insert,
+		taken: make(chan struct{}, 1), full: make(chan struct{}, 1), insert: insert, trouble: notRunning,
 	}
 	a, err := cfg.address()
 	if err != nil {
