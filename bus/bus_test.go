@@ -403,6 +403,28 @@ func TestALeaseOutlivesNATS(t *testing.T) {
 	cancel()
 }
 
+func TestOneServerAFolder(t *testing.T) {
+	cfg := bus.DefaultServerConfig()
+	cfg.Dir, cfg.Port = t.TempDir(), freePort(t)
+	first, err := bus.StartServer(cfg, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Port = freePort(t)
+	if second, err := bus.StartServer(cfg, quiet()); err == nil {
+		second.Shutdown()
+		t.Error("two servers have one folder")
+	} else if !strings.Contains(err.Error(), cfg.Dir) {
+		t.Errorf("%v does not name the folder", err)
+	}
+	first.Shutdown()
+	again, err := bus.StartServer(cfg, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.Shutdown()
+}
+
 func TestServerThatCantStartSaysWhy(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -23,6 +23,7 @@ type objectReader struct {
 	ctx      context.Context
 	info     *jetstream.ObjectInfo
 	messages jetstream.MessagesContext
+	remove   func() // the consumer: it would stay for a while
 	chunk    []byte // what is left of the last one
 	left     uint64 // bytes still to come, chunk included
 	sum      hash.Hash
@@ -48,7 +49,14 @@ func (b *Bus) openObject(ctx context.Context, bucket, name string) (*objectReade
 	if err != nil {
 		return nil, err
 	}
-	return &objectReader{ctx: ctx, info: info, messages: messages, left: info.Size, sum: sha256.New()}, nil
+	remove := func() {
+		gone, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		if err := b.js.DeleteConsumer(gone, "OBJ_"+bucket, consumer.CachedInfo().Name); err != nil {
+			b.log.Debug("a consumer stays until it is idle for long", "bucket", bucket, "err", err)
+		}
+	}
+	return &objectReader{ctx: ctx, info: info, messages: messages, remove: remove, left: info.Size, sum: sha256.New()}, nil
 }
 
 func (r *objectReader) Read(p []byte) (int, error) {
@@ -90,4 +98,7 @@ func (r *objectReader) check() error {
 }
 
 // Close ends the reading.
-func (r *objectReader) Close() { r.messages.Stop() }
+func (r *objectReader) Close() {
+	r.messages.Stop()
+	r.remove()
+}

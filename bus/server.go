@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
+	"path/filepath"
 	"strconv"
+	"syscall"
 	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
@@ -43,7 +46,8 @@ func ListenAt(addr string) (ServerConfig, error) {
 
 // Server is a real NATS server within this process.
 type Server struct {
-	srv *natsserver.Server
+	srv  *natsserver.Server
+	lock *os.File // of the store folder
 }
 
 // maxPayload is what one message may hold: an engine's largest batch, with room.
@@ -60,22 +64,43 @@ func StartServer(cfg ServerConfig, log *slog.Logger) (*Server, error) {
 			return nil, fmt.Errorf("start embedded NATS: %w", err)
 		}
 	}
+	lock, err := lockStore(cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
 	srv, err := natsserver.NewServer(&natsserver.Options{
 		ServerName: "kvstrata", Host: cfg.Host, Port: cfg.Port, JetStream: true, StoreDir: cfg.Dir,
 		NoSigs: true, NoLog: true, MaxPayload: maxPayload, MaxPending: 256 << 20,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("start embedded NATS: %w", err)
+		return nil, errors.Join(fmt.Errorf("start embedded NATS: %w", err), lock.Close())
 	}
 	srv.SetLoggerV2(serverLog{log}, false, false, false)
 	srv.Start()
 	if !srv.ReadyForConnections(20 * time.Second) {
 		srv.Shutdown()
 		srv.WaitForShutdown()
+		_ = lock.Close()
 		return nil, fmt.Errorf("start embedded NATS at %s:%d with %s: %w; see that the port is free and the folder can be written",
 			cfg.Host, cfg.Port, cfg.Dir, errNotReady)
 	}
-	return &Server{srv: srv}, nil
+	return &Server{srv: srv, lock: lock}, nil
+}
+
+// lockStore takes the store folder's lock, which ends with the process at the latest: two servers would ruin each other's
+// files.
+func lockStore(dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("start embedded NATS: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("start embedded NATS: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("start embedded NATS: another process has the folder %s (%w)", dir, err), f.Close())
+	}
+	return f, nil
 }
 
 var errNotReady = errors.New("not ready after 20 s")
@@ -87,6 +112,7 @@ func (s *Server) URL() string { return s.srv.ClientURL() }
 func (s *Server) Shutdown() {
 	s.srv.Shutdown()
 	s.srv.WaitForShutdown()
+	_ = s.lock.Close() // gives the folder free
 }
 
 // serverLog passes the server's complaints on; what it merely tells is debug.

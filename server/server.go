@@ -112,6 +112,10 @@ func (s *Server) AdminURL() string { return "http://" + s.admin.Addr().String() 
 // Close gives the listeners back when Run was never called.
 func (s *Server) Close() { _ = errors.Join(s.public.Close(), s.admin.Close()) }
 
+// writeTimeout is how long an answer may take, profiles of a minute and long listings included: a client that reads nothing
+// must not hold what its answer is made of for ever. A WebSocket has its own.
+const writeTimeout = 5 * time.Minute
+
 // Run serves until ctx ends, then gives requests under way a second.
 func (s *Server) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
@@ -120,7 +124,7 @@ func (s *Server) Run(ctx context.Context) error {
 		handler  http.Handler
 	}{{s.public, s.handler}, {s.admin, s.adminHandler()}} {
 		srv := &http.Server{
-			Handler: l.handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
+			Handler: ownNames(l.listener.Addr(), l.handler), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: writeTimeout, IdleTimeout: 2 * time.Minute,
 			ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 		}
 		group.Go(func() error {
@@ -140,6 +144,26 @@ func (s *Server) Run(ctx context.Context) error {
 		})
 	}
 	return group.Wait()
+}
+
+// ownNames refuses requests by another name than the machine's own to a listener on loopback: a page from elsewhere that has
+// its own name resolve to loopback would otherwise pass for ours (DNS rebinding).
+func ownNames(addr net.Addr, h http.Handler) http.Handler {
+	tcp, ok := addr.(*net.TCPAddr)
+	if !ok || !tcp.IP.IsLoopback() {
+		return h
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host := r.Host
+		if name, _, err := net.SplitHostPort(host); err == nil {
+			host = name
+		}
+		if ip := net.ParseIP(strings.Trim(host, "[]")); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+			http.Error(w, "this listener is on loopback, and is asked by localhost or 127.0.0.1 only", http.StatusMisdirectedRequest)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 func (s *Server) adminHandler() http.Handler {

@@ -117,6 +117,31 @@ func TestListeners(t *testing.T) {
 	}
 }
 
+// A name of elsewhere that resolves to loopback gets no answer.
+func TestLoopbackHasNoOtherNames(t *testing.T) {
+	r := start(t, map[string]http.Handler{"/": echo("ours")}, nil, prometheus.NewRegistry())
+	for host, want := range map[string]int{
+		"evil.example": 421, "evil.example:80": 421, "10.0.0.1": 421, "127.0.0.1.evil.example": 421,
+		"localhost:1234": 200, "127.0.0.2": 200, "[::1]:80": 200,
+	} {
+		for _, base := range []string{r.URL() + "/", r.AdminURL() + "/healthz"} {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, base, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Host = host
+			resp, err := r.client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if resp.StatusCode != want {
+				t.Errorf("%s as %s: status %d, want %d", base, host, resp.StatusCode, want)
+			}
+		}
+	}
+}
+
 func TestReadyTellsWhatIsMissing(t *testing.T) {
 	var nats, index atomic.Bool
 	check := func(holds *atomic.Bool, reason string) func() error {

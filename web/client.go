@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -230,7 +231,10 @@ func (c *client) take(kind int, data []byte) error {
 		sub = &subscription{filter: f}
 	}
 	c.hub.tail.unsubscribe(c.tail.Swap(sub))
-	c.hub.tail.subscribe(sub)
+	if !c.hub.tail.subscribe(sub) {
+		c.tail.Store(nil)
+		return fmt.Errorf("%d pages tail already, as many as may; close one, or use kvstrata tail", maxTails)
+	}
 	return nil
 }
 

@@ -41,11 +41,21 @@ type subscription struct {
 	matched uint64
 }
 
-func (t *Tail) subscribe(s *subscription) {
+// maxTails bounds the subscriptions: each is tried on every event, by whoever hands the stream over.
+const maxTails = 32
+
+// subscribe adds a subscription, and reports whether there was room.
+func (t *Tail) subscribe(s *subscription) (ok bool) {
 	if s == nil {
-		return
+		return true
 	}
-	t.change(func(subs []*subscription) []*subscription { return append(subs, s) })
+	t.change(func(subs []*subscription) []*subscription {
+		if ok = len(subs) < maxTails; !ok {
+			return subs
+		}
+		return append(subs, s)
+	})
+	return ok
 }
 
 func (t *Tail) unsubscribe(s *subscription) {

@@ -230,6 +230,30 @@ func TestTailChanges(t *testing.T) {
 	})
 }
 
+// TestTailsAreFew refuses a tail too many, and gives room again with the client that leaves.
+func TestTailsAreFew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serveBubble(t, web.DefaultConfig(), nil, web.NewTail())
+		first := connect(t, s)
+		first.ask(t, `{"tail": {}}`)
+		first.settle(t)
+		for range 31 {
+			c := connect(t, s)
+			c.ask(t, `{"tail": {}}`)
+			c.settle(t)
+		}
+		late := connect(t, s)
+		late.ask(t, `{"tail": {}}`)
+		if f := late.aside(t); !strings.Contains(f.Error, "32 pages tail already") {
+			t.Errorf("%+v", f)
+		}
+		first.close()
+		synctest.Wait()
+		late.ask(t, `{"tail": {}}`)
+		late.settle(t)
+	})
+}
+
 // TestTailHoldsNoTokens keeps prompt text at home even when it is in the stream.
 func TestTailHoldsNoTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

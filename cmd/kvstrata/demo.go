@@ -108,9 +108,19 @@ func (c *demoCmd) Run(a *app) (err error) {
 	}
 	stackCtx, stopStack := context.WithCancel(context.WithoutCancel(a.ctx))
 	defer stopStack()
-	stackDone := make(chan error, 1)
+	stackDone, announced := make(chan error, 1), make(chan struct{})
 	go func() { stackDone <- s.run(stackCtx) }()
-	c.announce(simCtx, a, s, view, engines, dir)
+	go func() {
+		defer close(announced)
+		c.announce(simCtx, a, s, view, engines, dir)
+	}()
+	select {
+	case <-announced:
+	case err = <-stackDone: // a process does not start
+		stopSim()
+		<-announced
+		return err
+	}
 	simDone := make(chan error, 1)
 	go func() { simDone <- c.drive(simCtx, a, engines, s, view, dir, speed) }()
 	select {
@@ -273,6 +283,9 @@ func (p *pacedPublisher) Publish(b *event.Batch) error {
 
 func (c *demoCmd) announce(ctx context.Context, a *app, s *stack, view fleetView, d *demoEngines, dir string) {
 	url := view.url(ctx)
+	if url == "" {
+		return // stopped before it was known
+	}
 	fmt.Fprintf(a.stdout, "kvstrata demo at %s\n", url)
 	fmt.Fprintf(a.stdout, "  dashboard   %s\n", url)
 	fmt.Fprintf(a.stdout, "  nats        embedded at %s, streams in %s\n", s.nats.URL(), dir)

@@ -102,8 +102,11 @@ func checkClickHouse(ctx context.Context, cfg history.Config) (string, error) {
 		return "", err
 	}
 	steps, err := history.Status(ctx, cfg)
-	if err != nil {
+	if errors.Is(err, history.ErrNoTables) {
 		return fmt.Sprintf("version %s; no tables yet: the history role makes them when it starts", version), nil
+	}
+	if err != nil {
+		return "", err
 	}
 	waiting := 0
 	for _, step := range steps {

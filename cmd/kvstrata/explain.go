@@ -44,6 +44,9 @@ func (c *explainCmd) Run(a *app) error {
 }
 
 func (c *explainCmd) ask(ctx context.Context) (*history.Story, error) {
+	if err := history.CheckExplain(c.Hash, c.Since); err != nil {
+		return nil, usagef("%w", err)
+	}
 	reader, err := c.open()
 	if err != nil {
 		return nil, err
@@ -66,7 +69,7 @@ func (c *explainCmd) ask(ctx context.Context) (*history.Story, error) {
 
 func printStory(w io.Writer, s *history.Story) error {
 	for _, sentence := range s.Summary {
-		fmt.Fprintln(w, sentence)
+		fmt.Fprintln(w, text(sentence, "text"))
 	}
 	if !s.Found {
 		return nil
@@ -93,7 +96,7 @@ func printStory(w io.Writer, s *history.Story) error {
 			age = time.Duration(*l.Age * float64(time.Second)).Round(time.Millisecond).String()
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\n", time.UnixMilli(l.Time).Format("2006-01-02 15:04:05.000"),
-			text(l.Instance, "text"), l.Op, text(l.Tier, "text"), copies, age, l.Epoch, l.Seq, l.Reason)
+			text(l.Instance, "text"), l.Op, text(l.Tier, "text"), copies, age, l.Epoch, l.Seq, text(l.Reason, "text"))
 	}
 	return t.Flush()
 }

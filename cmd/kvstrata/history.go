@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -86,6 +85,11 @@ func (s *stack) addHistory(flags historyFlags, data string, committed func(event
 	}
 	consumer := subscriber.NewConsumer(subscriber.DefaultConsumerConfig(), s.bus, s.writer, "history", s.app.log, s.registry)
 	s.ready = append(s.ready, server.Ready{Name: "history", Check: func() error {
+		if s.engine != nil {
+			if up, reason := s.engine.State(); !up {
+				return errors.New(reason)
+			}
+		}
 		if trouble := s.writer.Trouble(); trouble != "" {
 			return errors.New(trouble)
 		}
@@ -181,8 +185,11 @@ func (s *stack) addReader(cfg history.Config) error {
 			Name: "kvstrata_history_behind_messages", Help: "Messages of the stream that are not in ClickHouse yet.",
 		}, func() float64 { return float64(s.watch.get().Detail.BehindMessages) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "kvstrata_history_retained_messages", Help: "How many more messages may come before NATS discards one that is not in ClickHouse; 0 = it has.",
-		}, func() float64 { return float64(s.watch.get().Detail.Retained) }))
+			Name: "kvstrata_history_lost_messages", Help: "Messages that left NATS before they were in ClickHouse; 0 = none.",
+		}, func() float64 { return float64(s.watch.get().Detail.LostMessages) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "kvstrata_history_waiting_seconds", Help: "How long the oldest message that is not in ClickHouse has waited, as far as this process saw.",
+		}, func() float64 { return s.watch.get().Detail.LagSeconds }))
 	s.runs = append(s.runs, s.watch.run)
 	return nil
 }
@@ -198,9 +205,9 @@ type serviceDoc struct {
 // historyDetail is how far history is.
 type historyDetail struct {
 	Rows           uint64  `json:"rows"`
-	LagSeconds     float64 `json:"lag_seconds"` // since the place in the stream was written, while messages wait; else 0
+	LagSeconds     float64 `json:"lag_seconds"` // since when messages wait, as far as this process saw; 0 = none does
 	BehindMessages uint64  `json:"behind_messages"`
-	Retained       uint64  `json:"retained_messages"`
+	LostMessages   uint64  `json:"lost_messages"` // that left NATS before they were kept
 }
 
 // historyWatch looks how far history is: at the tables themselves and at the stream, so that it is the same whichever
@@ -213,8 +220,12 @@ type historyWatch struct {
 	mu  sync.Mutex
 	doc serviceDoc
 
-	pid    int       // of the engine when it was last looked at
-	reborn time.Time // when it was seen to be another than before
+	// Of run's goroutine.
+	last   history.Standing // the last that was told
+	stuck  uint64           // the place that history stood at when messages began to wait
+	since  time.Time        // when that was; zero = none waits
+	pid    int              // of the engine when it was last looked at
+	reborn time.Time        // when it was seen to be another than before
 }
 
 // Bounds of historyWatch: behind is told from there on.
@@ -258,43 +269,56 @@ func (w *historyWatch) look(ctx context.Context) serviceDoc {
 	defer cancel()
 	doc := serviceDoc{Name: "history", State: "ok"}
 	end, err := w.bus.Position(ctx)
+	first := uint64(0)
+	if err == nil {
+		first, err = w.bus.First(ctx)
+	}
 	if err != nil {
 		doc.State, doc.Reason = "down", "NATS does not say how far the stream is"
 		return doc
 	}
-	first, err := w.bus.First(ctx)
-	if err != nil {
-		doc.State, doc.Reason = "down", "NATS does not say how far the stream is"
-		return doc
+	at, down := w.reader.Standing(ctx)
+	if down == nil {
+		w.last = at
 	}
-	at, err := w.reader.Standing(ctx)
-	if err != nil {
-		doc.State, doc.Reason = "down", strings.TrimSpace(cmp.Or(err.Error(), "ClickHouse does not answer"))
-		return doc
-	}
-	detail := &historyDetail{Rows: at.Rows}
-	doc.Detail = detail
-	kept := at.At.Sequence
-	if !at.At.SameStream(end) {
-		kept = 0
-	}
-	detail.BehindMessages = end.Sequence - min(kept, end.Sequence)
-	if kept+1 >= first {
-		detail.Retained = kept + 1 - first
-	}
-	if detail.BehindMessages > 0 && !at.Written.IsZero() {
-		detail.LagSeconds = time.Since(at.Written).Round(100 * time.Millisecond).Seconds()
-	}
-	switch died := w.died(time.Now()); {
+	// What waits grows while ClickHouse is away: from where it stood when it last told.
+	doc.Detail = w.detail(end, first, time.Now())
+	died := w.died(time.Now())
+	switch {
+	case down != nil:
+		doc.State, doc.Reason = "down", strings.TrimSpace(down.Error())
 	case died != "":
 		doc.State, doc.Reason = "behind", died
-	case kept+1 < first && kept > 0:
-		doc.State, doc.Reason = "behind", fmt.Sprintf("messages %d to %d left NATS before they were kept", kept+1, first-1)
-	case detail.LagSeconds > behindAfter.Seconds():
+	case doc.Detail.LostMessages > 0:
+		doc.State, doc.Reason = "behind", fmt.Sprintf("%d messages left NATS before they were kept", doc.Detail.LostMessages)
+	case doc.Detail.LagSeconds > behindAfter.Seconds():
 		doc.State, doc.Reason = "behind", fmt.Sprintf("%d messages wait in NATS for %.0f s; is a history role running, and ClickHouse well?",
-			detail.BehindMessages, detail.LagSeconds)
+			doc.Detail.BehindMessages, doc.Detail.LagSeconds)
 	}
 	return doc
+}
+
+// detail works out how far history is behind a stream's end and beginning.
+func (w *historyWatch) detail(end event.Position, first uint64, now time.Time) *historyDetail {
+	d := &historyDetail{Rows: w.last.Rows}
+	kept := w.last.At.Sequence
+	if !w.last.At.SameStream(end) {
+		kept = 0
+	}
+	d.BehindMessages = end.Sequence - min(kept, end.Sequence)
+	if kept > 0 && kept+1 < first {
+		d.LostMessages = first - 1 - kept
+	}
+	switch {
+	case d.BehindMessages == 0:
+		w.since = time.Time{}
+	case w.since.IsZero() || kept != w.stuck:
+		w.since, w.stuck = now, kept
+	}
+	if !w.since.IsZero() {
+		d.LagSeconds = now.Sub(w.since).Round(100 * time.Millisecond).Seconds()
+	}
+	return d
 }
 
 // died tells of a death of the engine that is not long ago; its restart takes less than the eye needs to see it.

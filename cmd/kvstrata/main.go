@@ -51,11 +51,12 @@ type cli struct {
 
 // app is what every command gets.
 type app struct {
-	ctx    context.Context
-	log    *slog.Logger
-	level  slog.Level // of log
-	stdout io.Writer
-	stderr io.Writer
+	ctx     context.Context
+	log     *slog.Logger
+	level   slog.Level // of log
+	logJSON bool
+	stdout  io.Writer
+	stderr  io.Writer
 }
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
@@ -83,7 +84,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	defer stop()
 	// A second signal ends the process at once.
 	context.AfterFunc(ctx, stop)
-	a := &app{ctx: ctx, log: newLogger(stderr, c.LogLevel, c.LogJSON), level: c.LogLevel, stdout: stdout, stderr: stderr}
+	a := &app{ctx: ctx, log: newLogger(stderr, c.LogLevel, c.LogJSON), level: c.LogLevel, logJSON: c.LogJSON, stdout: stdout, stderr: stderr}
 	if err = command.Run(a); err != nil {
 		fmt.Fprintln(stderr, "kvstrata:", err)
 	}

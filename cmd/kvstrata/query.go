@@ -105,6 +105,9 @@ func (c *queryCmd) Run(a *app) error {
 	if c.Limit != 0 {
 		values["limit"] = strconv.Itoa(c.Limit)
 	}
+	if err := history.Check(c.Name, values); err != nil {
+		return usagef("%w", err)
+	}
 	answer, err := c.ask(a.ctx, values)
 	if err != nil {
 		return err

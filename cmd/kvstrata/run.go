@@ -40,7 +40,13 @@ func (c *runCmd) Run(a *app) error {
 	}
 	dir := c.Data
 	if dir == "" {
-		dir = filepath.Join(os.TempDir(), "kvstrata")
+		if dir, err = stateDir(); err != nil {
+			return err
+		}
+	}
+	if c.NATS == "" && !slices.Contains(c.Roles, "subscriber") {
+		a.log.Warn("nothing will ever come: the embedded NATS is this process's own, and no subscriber is among its --roles; " +
+			"name the servers that the subscriber publishes to with --nats")
 	}
 	s, err := newStack(a, c.natsFlags, filepath.Join(dir, "nats"))
 	if err != nil {
@@ -76,6 +82,18 @@ func (c *runCmd) Run(a *app) error {
 		fmt.Fprintf(a.stdout, "  engine %v at %s\n", e.Source, e.Endpoint)
 	}
 	return s.run(a.ctx)
+}
+
+// stateDir is where data are kept when --data names no folder: the user's own.
+func stateDir() (string, error) {
+	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "kvstrata"), nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", usagef("--data: %w; name a folder", err)
+	}
+	return filepath.Join(home, ".local", "state", "kvstrata"), nil
 }
 
 // engines reads the engines of flag and file, and checks them against the roles.

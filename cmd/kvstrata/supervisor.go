@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 // supervisor runs roles as processes of this binary, and starts those again that die.
 type supervisor struct {
 	app *app
+	env []string // of the processes, beside this one's: what must not be read off their command lines
 
 	mu      sync.Mutex
 	changed chan struct{} // closed when a process says where it is
@@ -28,8 +30,12 @@ func newSupervisor(a *app) *supervisor {
 	return &supervisor{app: a, changed: make(chan struct{}), urls: make(map[string]string), pids: make(map[string]int)}
 }
 
-// restartPause is between the death of a process and its next life.
-const restartPause = 200 * time.Millisecond
+// Between the death of a process and its next life: more after each short one.
+const (
+	restartPause    = 200 * time.Millisecond
+	maxRestartPause = 5 * time.Second
+	steadyLife      = 10 * time.Second
+)
 
 // run keeps a role running until ctx ends.
 func (s *supervisor) run(ctx context.Context, role string, args []string) error {
@@ -37,18 +43,34 @@ func (s *supervisor) run(ctx context.Context, role string, args []string) error 
 	if err != nil {
 		return fmt.Errorf("start role %s: %w", role, err)
 	}
+	pause := restartPause
 	for ctx.Err() == nil {
+		began := time.Now()
 		err := s.life(ctx, role, exe, args)
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return nil
+		case !s.spoke(role):
+			return fmt.Errorf("role %s does not start: %w; what it said is above", role, err)
+		case time.Since(began) > steadyLife:
+			pause = restartPause
+		default:
+			pause = min(2*pause, maxRestartPause)
 		}
-		s.app.log.Warn("a role's process ended; starting it again", "role", role, "err", err)
+		s.app.log.Warn("a role's process ended; starting it again", "role", role, "err", err, "in", pause)
 		select {
 		case <-ctx.Done():
-		case <-time.After(restartPause):
+		case <-time.After(pause):
 		}
 	}
 	return nil
+}
+
+// spoke reports whether a role's process ever said where it is.
+func (s *supervisor) spoke(role string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.urls[role] != ""
 }
 
 // life is one process of a role, from its start to its end.
@@ -61,6 +83,7 @@ func (s *supervisor) life(ctx context.Context, role, exe string, args []string) 
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 20 * time.Second
 	cmd.Stderr = s.app.stderr
+	cmd.Env = append(os.Environ(), s.env...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return err
@@ -113,11 +136,10 @@ func (s *supervisor) url(ctx context.Context, role string) string {
 func (c *demoCmd) addProcesses(s *stack, sup *supervisor, engines *demoEngines, flags natsFlags, dir string) error {
 	common := []string{
 		"--nats", s.nats.URL(), "--nats-max-age", flags.NATSMaxAge.String(), "--nats-max-bytes", fmt.Sprint(flags.NATSMaxBytes),
-		"--lease-ttl", flags.LeaseTTL.String(), "--data", dir, "--hash-key", c.HashKey,
+		"--lease-ttl", flags.LeaseTTL.String(), "--data", dir,
+		"--clickhouse-memory", fmt.Sprint(c.Memory), "--log-json=" + strconv.FormatBool(s.app.logJSON),
 	}
-	if c.ClickHouse != "" {
-		common = append(common, "--clickhouse", c.ClickHouse)
-	}
+	sup.env = []string{"KVSTRATA_HASH_KEY=" + c.HashKey, "KVSTRATA_CLICKHOUSE=" + c.ClickHouse}
 	if c.CHDB != "" {
 		common = append(common, "--chdb", c.CHDB)
 	}

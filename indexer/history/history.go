@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
+	"github.com/ClickHouse/clickhouse-go/v2/lib/proto"
 
 	"kvstrata/event"
 	"kvstrata/indexer/history/embedded"
@@ -199,5 +200,13 @@ func Status(ctx context.Context, cfg Config) ([]migrations.Step, error) {
 	}
 	var db *sql.DB = clickhouse.OpenDB(a.options(embedded.Writer, a.database))
 	defer db.Close()
-	return migrations.Status(ctx, db)
+	steps, err := migrations.Status(ctx, db)
+	var exception *proto.Exception
+	if errors.As(err, &exception) && (exception.Code == codeUnknownDB || exception.Code == codeUnknownTable) {
+		err = fmt.Errorf("%w: %w", ErrNoTables, err)
+	}
+	return steps, err
 }
+
+// ErrNoTables says that nothing was migrated yet.
+var ErrNoTables = errors.New("no tables yet")

@@ -234,6 +234,29 @@ func parseHash(text string) (uint64, error) {
 	return Fold(h), nil
 }
 
+// Check checks what a named question is asked with, without asking.
+func Check(name string, asked map[string]string) error {
+	q, err := QueryNamed(name)
+	if err != nil {
+		return err
+	}
+	_, _, _, err = q.bind(asked, time.Now(), DefaultConfig().MaxRowsAnswered)
+	return err
+}
+
+// CheckExplain checks what a story is asked with, without asking.
+func CheckExplain(hash, since string) error {
+	if _, err := parseHash(hash); err != nil {
+		return fmt.Errorf("%w %w", ErrBadParam, err)
+	}
+	if since != "" {
+		if _, err := parseTime(since, time.Now()); err != nil {
+			return fmt.Errorf("%w since: %w", ErrBadParam, err)
+		}
+	}
+	return nil
+}
+
 // Ask answers a named question. Its values are bound to the query, never written into it.
 func (r *Reader) Ask(ctx context.Context, name string, asked map[string]string) (*Answer, error) {
 	q, err := QueryNamed(name)

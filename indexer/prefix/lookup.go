@@ -99,7 +99,11 @@ func (x *Index) Lookup(r *Request) (*Answer, error) {
 		return nil, fmt.Errorf("model %q: %w; known: %s", r.Model, ErrUnknownModel, known)
 	}
 	covers := make(map[coverKey]*cover)
+	smallest := uint32(0)
 	for v, t := range m.tables {
+		if smallest == 0 || v.blockSize < smallest {
+			smallest = v.blockSize
+		}
 		x.walk(t, v, x.prefixes(r, v), covers)
 	}
 	a := &Answer{Model: r.Model, Blocks: len(r.Hashes), Tokens: len(r.Tokens), Matches: []Match{}}
@@ -120,7 +124,7 @@ func (x *Index) Lookup(r *Request) (*Answer, error) {
 	slices.SortStableFunc(a.Matches, func(p, q Match) int {
 		return cmp.Or(cmp.Compare(q.Tokens, p.Tokens), cmp.Compare(q.DeviceTokens, p.DeviceTokens))
 	})
-	x.asked.count(r, a)
+	x.asked.count(r, a, int(smallest))
 	x.metrics.lookups.Observe(time.Since(start).Seconds())
 	return a, nil
 }

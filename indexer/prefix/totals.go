@@ -57,19 +57,25 @@ func (x *Index) Asked() Asked {
 	}
 }
 
-// count enters an answer, whose best match comes first.
-func (c *asked) count(r *Request, a *Answer) {
+// count enters an answer, whose best match comes first. size is how many tokens a block has where no match tells: the
+// model's smallest.
+func (c *asked) count(r *Request, a *Answer, size int) {
 	blocks, tokens := len(r.Hashes), len(r.Tokens)
 	c.lookups.Add(1)
-	if len(a.Matches) > 0 {
-		best := &a.Matches[0]
-		if size := int(best.BlockSize); size > 0 && tokens > 0 {
-			blocks = tokens / size
-		} else if size > 0 {
-			tokens = blocks * size
+	for i := range a.Matches {
+		best := &a.Matches[i]
+		if best.BlockSize == 0 {
+			continue // it holds no prefixes at all
 		}
+		size = int(best.BlockSize)
 		c.matchedBlocks.Add(uint64(best.Blocks))
 		c.matchedTokens.Add(uint64(best.Tokens))
+		break
+	}
+	if size > 0 && tokens > 0 {
+		blocks = tokens / size
+	} else {
+		tokens = blocks * size
 	}
 	c.askedBlocks.Add(uint64(blocks))
 	c.askedTokens.Add(uint64(tokens))
