@@ -2,5 +2,6 @@
 // fetches them. It mirrors the contract of vLLM's connectors (vllm/distributed/kv_transfer/kv_connector/v1/base.py).
 //
 // There so far: the configuration in upstream's spelling, the aggregation of what a rank's workers did into one view for
-// the scheduler, statistics, and the leases under which a producer holds blocks. Roles and transports are not there yet.
+// the scheduler, statistics, the leases under which a producer holds blocks, and the memory that blocks lie in: arenas
+// outside the Go heap, layouts, and the pieces in which blocks travel. Roles and transports are not there yet.
 package connector
