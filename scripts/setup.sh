@@ -30,7 +30,7 @@ if ! command -v pkg-config >/dev/null 2>&1 || ! pkg-config --atleast-version=4.3
   missing+=(libzmq3-dev)
 fi
 if [ "${1:-}" = test ] && ! command -v chromium >/dev/null 2>&1; then
-  missing+=(chromium)
+  missing+=(chromium fonts-dejavu-core) # without any font it draws nothing
 fi
 
 install_debs() {
