@@ -7,7 +7,7 @@ ARG WITH_EMBEDDED=0
 FROM node:22-bookworm-slim AS ui
 WORKDIR /src/web/ui
 COPY web/ui/package.json web/ui/package-lock.json ./
-RUN --mount=type=cache,target=/root/.npm npm ci --no-audit --no-fund
+RUN npm ci --no-audit --no-fund
 COPY web/ui ./
 RUN npm run build
 
@@ -17,12 +17,11 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY go.mod go.sum ./
-RUN --mount=type=cache,target=/go/pkg/mod go mod download
+RUN go mod download
 COPY . .
 COPY --from=ui /src/web/ui/dist web/ui/dist
 ARG VERSION=devel
-RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
-    CGO_ENABLED=1 go build -trimpath -ldflags "-s -w -X main.version=${VERSION}" -o /out/kvstrata ./cmd/kvstrata
+RUN CGO_ENABLED=1 go build -trimpath -ldflags "-s -w -X main.version=${VERSION}" -o /out/kvstrata ./cmd/kvstrata
 
 FROM debian:bookworm-slim AS embedded-0
 RUN mkdir /out

@@ -6,70 +6,27 @@ import (
 	"flag"
 	"log/slog"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus"
 
 	"kvstrata/indexer/history/embedded"
-	"kvstrata/leaktest"
+	"kvstrata/indexer/history/embedded/embeddedtest"
 	"kvstrata/migrations"
 )
 
 var update = flag.Bool("update", false, "write the golden file anew")
 
-// childVariable makes this test binary the engine's child process.
-const childVariable = "KVSTRATA_TEST_MIGRATIONS_CHILD"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(childVariable) == "" {
-		os.Setenv(childVariable, "1") // of the children that the tests start
-		os.Exit(leaktest.Run(m))
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	cfg, err := embedded.ReadChildConfig(os.Stdin)
-	if err == nil {
-		err = embedded.Serve(ctx, cfg, slog.New(slog.NewTextHandler(os.Stderr, nil)))
-	}
-	if err != nil {
-		os.Exit(1)
-	}
-	os.Exit(0)
-}
+func TestMain(m *testing.M) { embeddedtest.Main(m) }
 
 // open starts the real engine and returns its default database.
 func open(t *testing.T) *sql.DB {
 	t.Helper()
-	t.Chdir("..") // its library is looked for from there
-	cfg := embedded.DefaultConfig()
-	cfg.Dir, cfg.Args = t.TempDir(), []string{"child"}
-	var err error
-	if cfg.Library, err = embedded.Find(""); err != nil && os.Getenv("CI") != "true" {
-		t.Skip(err)
-	}
-	e, err := embedded.New(cfg, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- e.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	if err := e.WaitReady(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	e := embeddedtest.Start(t, slog.New(slog.DiscardHandler))
 	db := clickhouse.OpenDB(embedded.Dial(e.Socket(), embedded.Writer))
 	t.Cleanup(func() { _ = db.Close() })
 	return db

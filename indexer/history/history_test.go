@@ -6,40 +6,17 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/signal"
-	"syscall"
 	"testing"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
 
 	"kvstrata/event"
 	"kvstrata/event/resident"
 	"kvstrata/indexer/history"
 	"kvstrata/indexer/history/embedded"
-	"kvstrata/leaktest"
+	"kvstrata/indexer/history/embedded/embeddedtest"
 )
 
-// childVariable makes this test binary the engine's child process.
-const childVariable = "KVSTRATA_TEST_HISTORY_CHILD"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(childVariable) == "" {
-		os.Setenv(childVariable, "1") // of the children that the tests start
-		os.Exit(leaktest.Run(m))
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	cfg, err := embedded.ReadChildConfig(os.Stdin)
-	if err == nil {
-		err = embedded.Serve(ctx, cfg, slog.New(slog.NewTextHandler(os.Stderr, nil)))
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	os.Exit(0)
-}
+func TestMain(m *testing.M) { embeddedtest.Main(m) }
 
 const patience = 60 * time.Second
 
@@ -68,53 +45,9 @@ func eventually(t testing.TB, what string, cond func() bool) {
 // engine is a running ClickHouse engine.
 type engine struct {
 	*embedded.Engine
-	dir string
 }
 
-// startEngine starts the real engine on a folder of its own. Without its library the test fails in CI, and is skipped elsewhere.
-func startEngine(t testing.TB) *engine {
-	t.Helper()
-	cfg := embedded.DefaultConfig()
-	cfg.Dir, cfg.Args = t.TempDir(), []string{"child"}
-	lib := library(t)
-	cfg.Library = lib
-	e, err := embedded.New(cfg, quiet(), prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- e.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	if err := e.WaitReady(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	return &engine{e, cfg.Dir}
-}
-
-// library returns where the engine's library is.
-func library(t testing.TB) string {
-	t.Helper()
-	if err := os.Chdir("../.."); err != nil {
-		t.Fatal(err)
-	}
-	lib, err := embedded.Find("")
-	if back := os.Chdir("indexer/history"); back != nil {
-		t.Fatal(back)
-	}
-	if err != nil && os.Getenv("CI") == "true" {
-		t.Fatal(err)
-	}
-	if err != nil {
-		t.Skip(err)
-	}
-	return lib
-}
+func startEngine(t testing.TB) *engine { return &engine{embeddedtest.Start(t, quiet())} }
 
 func (e *engine) config() history.Config {
 	cfg := history.DefaultConfig()

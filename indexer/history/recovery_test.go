@@ -439,9 +439,6 @@ func TestMessagesOfTwoDays(t *testing.T) {
 
 // A huge checkpoint is inserted in pieces.
 func TestHugeCheckpoint(t *testing.T) {
-	if testing.Short() {
-		t.Skip("half a million blocks")
-	}
 	e := startEngine(t)
 	w, _ := startWriter(t, e.config())
 	resume(t, w)
