@@ -114,6 +114,9 @@ func (s *stack) addEngine(flags historyFlags, data string) error {
 	if s.engine, err = embedded.New(cfg, s.app.log, s.registry); err != nil {
 		return fmt.Errorf("%w; or give a server with --clickhouse", err)
 	}
+	if s.watch != nil { // the web role came first
+		s.watch.engine = s.engine
+	}
 	s.runs = append(s.runs, s.engine.Run)
 	return nil
 }

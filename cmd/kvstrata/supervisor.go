@@ -23,11 +23,10 @@ type supervisor struct {
 	mu      sync.Mutex
 	changed chan struct{} // closed when a process says where it is
 	urls    map[string]string
-	pids    map[string]int
 }
 
 func newSupervisor(a *app) *supervisor {
-	return &supervisor{app: a, changed: make(chan struct{}), urls: make(map[string]string), pids: make(map[string]int)}
+	return &supervisor{app: a, changed: make(chan struct{}), urls: make(map[string]string)}
 }
 
 // Between the death of a process and its next life: more after each short one.
@@ -92,9 +91,6 @@ func (s *supervisor) life(ctx context.Context, role, exe string, args []string) 
 		return err
 	}
 	s.app.log.Info("a role's process began", "role", role, "pid", cmd.Process.Pid)
-	s.mu.Lock()
-	s.pids[role] = cmd.Process.Pid
-	s.mu.Unlock()
 	s.listen(role, out)
 	return cmd.Wait()
 }
