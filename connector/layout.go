@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"kvstrata/connector/device"
 )
 
 // Axis says what a dimension of a cache tensor counts.
@@ -57,9 +59,6 @@ func Packed(name string, offset, element int, dims ...Dim) Tensor {
 	return t
 }
 
-// Span is a contiguous piece of an arena, in bytes.
-type Span struct{ Offset, Length int }
-
 // Layout is the cache of an engine: its tensors in the order in which their bytes travel, and within a block of each by
 // address. Engines may exchange blocks only if they order them alike: head before token is another order than token before
 // head.
@@ -71,7 +70,7 @@ type Layout struct {
 
 // tensorSpans are the pieces of block 0 of a tensor, and how far the next block is.
 type tensorSpans struct {
-	pieces []Span
+	pieces []device.Span
 	stride int
 }
 
@@ -143,7 +142,7 @@ func (t *Tensor) spans(arena int) (tensorSpans, int, error) {
 		length *= rest[0].Size
 		rest = rest[1:]
 	}
-	s.pieces = []Span{{t.Offset, length}}
+	s.pieces = []device.Span{{Offset: t.Offset, Length: length}}
 	// The widest strides come first: that is the order in which bytes travel.
 	for _, d := range slices.Backward(rest) {
 		if d.Stride < length {
@@ -152,10 +151,10 @@ func (t *Tensor) spans(arena int) (tensorSpans, int, error) {
 		if len(s.pieces)*d.Size > maxPieces {
 			return s, 0, fmt.Errorf("a block lies in more than %d pieces", maxPieces)
 		}
-		more := make([]Span, 0, len(s.pieces)*d.Size)
+		more := make([]device.Span, 0, len(s.pieces)*d.Size)
 		for _, p := range s.pieces {
 			for i := range d.Size {
-				more = append(more, Span{p.Offset + i*d.Stride, p.Length})
+				more = append(more, device.Span{Offset: p.Offset + i*d.Stride, Length: p.Length})
 			}
 		}
 		s.pieces = more
@@ -163,14 +162,31 @@ func (t *Tensor) spans(arena int) (tensorSpans, int, error) {
 	return s, blocks, nil
 }
 
+// Discard stands in a list of blocks for one whose bytes travel and are thrown away on arrival: of a group that is read
+// whole though its first blocks are there.
+const Discard = -1
+
 // Plan appends the pieces of blocks, tensor by tensor and block by block, as they travel; pieces that follow each other in
 // memory as well are one. Of a peer's request every block is checked: one that does not exist is an error.
-func (l *Layout) Plan(spans []Span, blocks []int) ([]Span, error) {
+func (l *Layout) Plan(spans []device.Span, blocks []int) ([]device.Span, error) {
+	if err := l.check(blocks, 0); err != nil {
+		return spans, err
+	}
+	return l.plan(spans, blocks), nil
+}
+
+// check wants every block to be one that exists, or no less than least.
+func (l *Layout) check(blocks []int, least int) error {
 	for _, b := range blocks {
-		if b < 0 || b >= l.blocks {
-			return spans, fmt.Errorf("block %d: there are %d", b, l.blocks)
+		if b < least || b >= l.blocks {
+			return fmt.Errorf("block %d: there are %d", b, l.blocks)
 		}
 	}
+	return nil
+}
+
+// plan is Plan of blocks that were checked. The pieces of [Discard] have no place: their offset is negative.
+func (l *Layout) plan(spans []device.Span, blocks []int) []device.Span {
 	first := len(spans)
 	for i := range l.tensors {
 		t := &l.tensors[i]
@@ -178,13 +194,16 @@ func (l *Layout) Plan(spans []Span, blocks []int) ([]Span, error) {
 			at := b * t.stride
 			for _, p := range t.pieces {
 				offset := p.Offset + at
-				if n := len(spans); n > first && spans[n-1].Offset+spans[n-1].Length == offset {
+				if b == Discard {
+					offset = Discard
+				}
+				if n := len(spans); n > first && (spans[n-1].Offset+spans[n-1].Length == offset || offset < 0 && spans[n-1].Offset < 0) {
 					spans[n-1].Length += p.Length
 					continue
 				}
-				spans = append(spans, Span{offset, p.Length})
+				spans = append(spans, device.Span{Offset: offset, Length: p.Length})
 			}
 		}
 	}
-	return spans, nil
+	return spans
 }

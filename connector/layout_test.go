@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"kvstrata/connector"
+	"kvstrata/connector/device"
 )
 
 func dim(a connector.Axis, n int) connector.Dim { return connector.Dim{Axis: a, Size: n} }
@@ -19,25 +20,25 @@ func TestPlan(t *testing.T) {
 		name    string
 		tensors []connector.Tensor
 		blocks  []int
-		want    []connector.Span
+		want    []device.Span
 	}{
 		{
 			"NHD, keys and values apart", // [2, 4 blocks, 2 tokens, 2 heads, 4] of 2 bytes: 32 bytes a block of keys
 			[]connector.Tensor{connector.Packed("l0", 0, 2, dim(kv, 2), dim(block, 4), dim(token, 2), dim(head, 2), dim(elem, 4))},
 			[]int{1, 3},
-			[]connector.Span{{32, 32}, {160, 32}, {96, 32}, {224, 32}},
+			[]device.Span{{Offset: 32, Length: 32}, {Offset: 160, Length: 32}, {Offset: 96, Length: 32}, {Offset: 224, Length: 32}},
 		},
 		{
 			"HND, a block's keys and values together", // [4 blocks, 2, 2 heads, 2 tokens, 4]: 64 bytes a block
 			[]connector.Tensor{connector.Packed("l0", 100, 2, dim(block, 4), dim(kv, 2), dim(head, 2), dim(token, 2), dim(elem, 4))},
 			[]int{0, 2},
-			[]connector.Span{{100, 64}, {228, 64}},
+			[]device.Span{{Offset: 100, Length: 64}, {Offset: 228, Length: 64}},
 		},
 		{
 			"neighbours are one",
 			[]connector.Tensor{connector.Packed("l0", 0, 2, dim(block, 4), dim(token, 2), dim(elem, 4))},
 			[]int{1, 2, 3, 0},
-			[]connector.Span{{16, 48}, {0, 16}},
+			[]device.Span{{Offset: 16, Length: 48}, {Offset: 0, Length: 16}},
 		},
 		{
 			"MLA, two layers", // latent, no heads: one tensor a layer
@@ -46,13 +47,13 @@ func TestPlan(t *testing.T) {
 				connector.Packed("l1", 64, 2, dim(block, 4), dim(token, 2), dim(elem, 4)),
 			},
 			[]int{3},
-			[]connector.Span{{48, 16}, {112, 16}},
+			[]device.Span{{Offset: 48, Length: 16}, {Offset: 112, Length: 16}},
 		},
 		{
 			"a block's layers together",
 			[]connector.Tensor{connector.Packed("all", 0, 2, dim(block, 4), dim(layer, 3), dim(kv, 2), dim(token, 2), dim(elem, 4))},
 			[]int{2, 1},
-			[]connector.Span{{192, 96}, {96, 96}},
+			[]device.Span{{Offset: 192, Length: 96}, {Offset: 96, Length: 96}},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -165,11 +166,11 @@ func TestEveryElementTravelsOnce(t *testing.T) {
 }
 
 func TestArena(t *testing.T) {
-	a, err := connector.NewArena("test", 1<<16)
+	a, err := device.NewArena("test", 1<<16)
 	if err != nil {
 		t.Fatal(err)
 	}
-	copy(a.Bytes(), "abc")
+	copy(a.Host(), "abc")
 	read := make([]byte, 3)
 	if _, err := a.File().ReadAt(read, 0); err != nil || string(read) != "abc" {
 		t.Errorf("%q, %v", read, err)
@@ -180,10 +181,10 @@ func TestArena(t *testing.T) {
 	if err := a.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := a.Close(); err != nil || a.Bytes() != nil {
+	if err := a.Close(); err != nil || a.Host() != nil {
 		t.Errorf("the second time: %v", err)
 	}
-	if _, err := connector.NewArena("none", 0); err == nil {
+	if _, err := device.NewArena("none", 0); err == nil {
 		t.Error("an arena of nothing")
 	}
 }

@@ -1190,6 +1190,200 @@ func (x *Entries) GetBlockSize() []uint32 {
 	return nil
 }
 
+// Transfers is the payload of a message of kind `transfer`: records of one source, in the order in which they came about.
+type Transfers struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Transfers     []*Transfer            `protobuf:"bytes,1,rep,name=transfers,proto3" json:"transfers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Transfers) Reset() {
+	*x = Transfers{}
+	mi := &file_event_eventpb_event_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Transfers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Transfers) ProtoMessage() {}
+
+func (x *Transfers) ProtoReflect() protoreflect.Message {
+	mi := &file_event_eventpb_event_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Transfers.ProtoReflect.Descriptor instead.
+func (*Transfers) Descriptor() ([]byte, []int) {
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Transfers) GetTransfers() []*Transfer {
+	if x != nil {
+		return x.Transfers
+	}
+	return nil
+}
+
+// Transfer is one transfer of one request, or a lease that ended unused.
+type Transfer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          uint32                 `protobuf:"varint,1,opt,name=kind,proto3" json:"kind,omitempty"` // 1 loaded 2 saved 3 failed 4 lease_expired
+	Time          int64                  `protobuf:"varint,2,opt,name=time,proto3" json:"time,omitempty"` // when it ended: ns of Unix time
+	Transport     string                 `protobuf:"bytes,3,opt,name=transport,proto3" json:"transport,omitempty"`
+	Request       string                 `protobuf:"bytes,4,opt,name=request,proto3" json:"request,omitempty"`
+	Peer          string                 `protobuf:"bytes,5,opt,name=peer,proto3" json:"peer,omitempty"`
+	FromTier      string                 `protobuf:"bytes,6,opt,name=from_tier,json=fromTier,proto3" json:"from_tier,omitempty"`
+	ToTier        string                 `protobuf:"bytes,7,opt,name=to_tier,json=toTier,proto3" json:"to_tier,omitempty"`
+	Blocks        uint32                 `protobuf:"varint,8,opt,name=blocks,proto3" json:"blocks,omitempty"`      // that were to be moved; of a failed one, those that were not
+	Ranks         uint32                 `protobuf:"varint,9,opt,name=ranks,proto3" json:"ranks,omitempty"`        // tensor-parallel ranks whose transfers are in it
+	Bytes         uint64                 `protobuf:"varint,10,opt,name=bytes,proto3" json:"bytes,omitempty"`       // moved, over all ranks
+	Pieces        uint64                 `protobuf:"varint,11,opt,name=pieces,proto3" json:"pieces,omitempty"`     // contiguous pieces of memory, over all ranks
+	Duration      uint64                 `protobuf:"varint,12,opt,name=duration,proto3" json:"duration,omitempty"` // ns from post to completion, of the slowest rank
+	Post          uint64                 `protobuf:"varint,13,opt,name=post,proto3" json:"post,omitempty"`         // ns that the call took which posted it, of the slowest rank
+	Reason        string                 `protobuf:"bytes,14,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Transfer) Reset() {
+	*x = Transfer{}
+	mi := &file_event_eventpb_event_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Transfer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Transfer) ProtoMessage() {}
+
+func (x *Transfer) ProtoReflect() protoreflect.Message {
+	mi := &file_event_eventpb_event_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Transfer.ProtoReflect.Descriptor instead.
+func (*Transfer) Descriptor() ([]byte, []int) {
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Transfer) GetKind() uint32 {
+	if x != nil {
+		return x.Kind
+	}
+	return 0
+}
+
+func (x *Transfer) GetTime() int64 {
+	if x != nil {
+		return x.Time
+	}
+	return 0
+}
+
+func (x *Transfer) GetTransport() string {
+	if x != nil {
+		return x.Transport
+	}
+	return ""
+}
+
+func (x *Transfer) GetRequest() string {
+	if x != nil {
+		return x.Request
+	}
+	return ""
+}
+
+func (x *Transfer) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *Transfer) GetFromTier() string {
+	if x != nil {
+		return x.FromTier
+	}
+	return ""
+}
+
+func (x *Transfer) GetToTier() string {
+	if x != nil {
+		return x.ToTier
+	}
+	return ""
+}
+
+func (x *Transfer) GetBlocks() uint32 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *Transfer) GetRanks() uint32 {
+	if x != nil {
+		return x.Ranks
+	}
+	return 0
+}
+
+func (x *Transfer) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Transfer) GetPieces() uint64 {
+	if x != nil {
+		return x.Pieces
+	}
+	return 0
+}
+
+func (x *Transfer) GetDuration() uint64 {
+	if x != nil {
+		return x.Duration
+	}
+	return 0
+}
+
+func (x *Transfer) GetPost() uint64 {
+	if x != nil {
+		return x.Post
+	}
+	return 0
+}
+
+func (x *Transfer) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 var File_event_eventpb_event_proto protoreflect.FileDescriptor
 
 const file_event_eventpb_event_proto_rawDesc = "" +
@@ -1325,7 +1519,25 @@ const file_event_eventpb_event_proto_rawDesc = "" +
 	"\x04seed\x18\n" +
 	" \x03(\x06R\x04seed\x12\x1d\n" +
 	"\n" +
-	"block_size\x18\v \x03(\rR\tblockSizeB\x18Z\x16kvstrata/event/eventpbb\x06proto3"
+	"block_size\x18\v \x03(\rR\tblockSize\"F\n" +
+	"\tTransfers\x129\n" +
+	"\ttransfers\x18\x01 \x03(\v2\x1b.kvstrata.event.v1.TransferR\ttransfers\"\xd8\x02\n" +
+	"\bTransfer\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x12\n" +
+	"\x04time\x18\x02 \x01(\x03R\x04time\x12\x1c\n" +
+	"\ttransport\x18\x03 \x01(\tR\ttransport\x12\x18\n" +
+	"\arequest\x18\x04 \x01(\tR\arequest\x12\x12\n" +
+	"\x04peer\x18\x05 \x01(\tR\x04peer\x12\x1b\n" +
+	"\tfrom_tier\x18\x06 \x01(\tR\bfromTier\x12\x17\n" +
+	"\ato_tier\x18\a \x01(\tR\x06toTier\x12\x16\n" +
+	"\x06blocks\x18\b \x01(\rR\x06blocks\x12\x14\n" +
+	"\x05ranks\x18\t \x01(\rR\x05ranks\x12\x14\n" +
+	"\x05bytes\x18\n" +
+	" \x01(\x04R\x05bytes\x12\x16\n" +
+	"\x06pieces\x18\v \x01(\x04R\x06pieces\x12\x1a\n" +
+	"\bduration\x18\f \x01(\x04R\bduration\x12\x12\n" +
+	"\x04post\x18\r \x01(\x04R\x04post\x12\x16\n" +
+	"\x06reason\x18\x0e \x01(\tR\x06reasonB\x18Z\x16kvstrata/event/eventpbb\x06proto3"
 
 var (
 	file_event_eventpb_event_proto_rawDescOnce sync.Once
@@ -1339,7 +1551,7 @@ func file_event_eventpb_event_proto_rawDescGZIP() []byte {
 	return file_event_eventpb_event_proto_rawDescData
 }
 
-var file_event_eventpb_event_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_event_eventpb_event_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_event_eventpb_event_proto_goTypes = []any{
 	(*Batches)(nil),          // 0: kvstrata.event.v1.Batches
 	(*Ledger)(nil),           // 1: kvstrata.event.v1.Ledger
@@ -1349,6 +1561,8 @@ var file_event_eventpb_event_proto_goTypes = []any{
 	(*Status)(nil),           // 5: kvstrata.event.v1.Status
 	(*CheckpointHeader)(nil), // 6: kvstrata.event.v1.CheckpointHeader
 	(*Entries)(nil),          // 7: kvstrata.event.v1.Entries
+	(*Transfers)(nil),        // 8: kvstrata.event.v1.Transfers
+	(*Transfer)(nil),         // 9: kvstrata.event.v1.Transfer
 }
 var file_event_eventpb_event_proto_depIdxs = []int32{
 	2, // 0: kvstrata.event.v1.Ledger.holes:type_name -> kvstrata.event.v1.Hole
@@ -1357,11 +1571,12 @@ var file_event_eventpb_event_proto_depIdxs = []int32{
 	3, // 3: kvstrata.event.v1.Status.groups:type_name -> kvstrata.event.v1.Group
 	1, // 4: kvstrata.event.v1.CheckpointHeader.ledger:type_name -> kvstrata.event.v1.Ledger
 	3, // 5: kvstrata.event.v1.CheckpointHeader.groups:type_name -> kvstrata.event.v1.Group
-	6, // [6:6] is the sub-list for method output_type
-	6, // [6:6] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	9, // 6: kvstrata.event.v1.Transfers.transfers:type_name -> kvstrata.event.v1.Transfer
+	7, // [7:7] is the sub-list for method output_type
+	7, // [7:7] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	7, // [7:7] is the sub-list for extension extendee
+	0, // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_event_eventpb_event_proto_init() }
@@ -1375,7 +1590,7 @@ func file_event_eventpb_event_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_event_eventpb_event_proto_rawDesc), len(file_event_eventpb_event_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

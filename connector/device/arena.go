@@ -1,4 +1,4 @@
-package connector
+package device
 
 import (
 	"errors"
@@ -43,8 +43,11 @@ func mapFile(file *os.File, size int) ([]byte, error) {
 	return unix.Mmap(int(file.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 }
 
-// Bytes returns the memory. It is gone once the arena is closed.
-func (a *Arena) Bytes() []byte { return a.mem }
+// Host returns the memory. It is gone once the arena is closed.
+func (a *Arena) Host() []byte { return a.mem }
+
+// Size returns the number of bytes.
+func (a *Arena) Size() int { return len(a.mem) }
 
 // File returns the file behind the memory, to be handed to another process.
 func (a *Arena) File() *os.File { return a.file }
