@@ -7,15 +7,20 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
+
+	"kvstrata/event"
 )
 
 // Setup is what both halves are made with.
 type Setup struct {
 	Config   Config
-	Instance string // the engine's name in events
-	Rank     int    // of a worker: tensor-parallel rank
-	Ranks    int    // tensor-parallel ranks; 1 or more
-	Model    Model  // its BlockTokens is what both halves count in
+	Instance string           // the engine's name in events
+	Rank     int              // of a worker: tensor-parallel rank
+	Ranks    int              // tensor-parallel ranks; 1 or more
+	Model    Model            // its BlockTokens is what both halves count in
+	Tier     event.Tier       // of the engine's blocks in events; empty = GPU
+	Now      func() time.Time // nil = time.Now
 	Log      *slog.Logger
 }
 
@@ -88,10 +93,17 @@ func (f *Factory) Worker(s Setup) (Worker, error) {
 	return half, nil
 }
 
+// find returns the transport that a setup names, and fills in the setup's defaults.
 func (f *Factory) find(s *Setup) (Transport, error) {
 	t, ok := f.byName[s.Config.Connector]
 	if !ok {
 		return t, fmt.Errorf("kv_connector %q: unknown; there are %s", s.Config.Connector, strings.Join(f.Names(), ", "))
+	}
+	if s.Tier == "" {
+		s.Tier = event.GPU
+	}
+	if s.Now == nil {
+		s.Now = time.Now
 	}
 	return t, s.Validate()
 }

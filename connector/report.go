@@ -13,9 +13,11 @@ const (
 type Done struct {
 	Op      Op
 	Request string
-	First   int // of the request's blocks, the first one that was moved
-	Blocks  int // how many
+	First   int    // of the request's blocks, the first one that was moved
+	Blocks  int    // how many
+	Bad     []int  // of a save: those of them that the store did not take, counted from First
 	Peer    string // where the bytes came from or went
+
 	Transfer       // Bytes are those that were moved
 	Err      error // nil = all of them were
 }

@@ -64,7 +64,14 @@ type EngineStats struct {
 	BlocksStored  uint64 // physical copies cached
 	BlocksEvicted uint64
 	BlocksLoaded  uint64 // full blocks that came by transfer
-	Batches       uint64 // published
+
+	// Of an engine with a connector.
+	BlocksVerified uint64 // blocks that came and were compared byte for byte, full or not
+	BlocksWrong    uint64 // those of them with a wrong byte
+	BlocksFailed   uint64 // blocks that were to come and did not
+	Failed         uint64 // requests that ended for that
+
+	Batches uint64 // published
 }
 
 // Engine is one engine: it takes requests and runs them step by step. It is owned by one goroutine at a time, starts
@@ -74,7 +81,7 @@ type Engine struct {
 	pub    Publisher
 	pool   *BlockPool
 	hasher hasher
-	loads  *loads // nil when nobody is told of transfers
+	kv     *kv // nil without a connector
 
 	waiting []*sequence // the next first; preempted ones stand before those that never ran
 	running []*sequence // in the order of their admission
@@ -104,8 +111,15 @@ func (e *Engine) Config() EngineConfig { return e.cfg }
 // Stats returns the engine's counts.
 func (e *Engine) Stats() EngineStats { return e.stats }
 
-// Busy reports whether any request runs or waits. While it is so, every step makes progress.
-func (e *Engine) Busy() bool { return len(e.running)+len(e.waiting) > 0 }
+// Busy reports whether any request runs or waits. While it is so, every step makes progress, but where a connector's transfer
+// or its blocks are waited for.
+func (e *Engine) Busy() bool {
+	n := len(e.running) + len(e.waiting)
+	if e.kv != nil {
+		n += len(e.kv.remote)
+	}
+	return n > 0
+}
 
 // Submit queues a request, or refuses it with one of [ErrEmptyPrompt], [ErrTooLong], [ErrQueueFull] and
 // [ErrDuplicateID], and counts it. One that could not finish even with the pool to itself is too long.

@@ -82,8 +82,8 @@ func (e *Engine) evicted(hash uint64) {
 func rawBlock(hash event.BlockHash) event.Block { return event.Block{Hash: hash, Copies: -1, Age: -1} }
 
 func (e *Engine) publish(now event.Time) error {
-	if e.loads != nil {
-		if err := e.loads.publish(now); err != nil {
+	if e.kv != nil {
+		if err := e.kv.tell(now); err != nil {
 			return err
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"kvstrata/connector"
 	"kvstrata/event"
 )
 
@@ -48,27 +49,23 @@ func (c FleetConfig) Validate() error {
 type Fleet struct {
 	cfg             FleetConfig
 	prefill, decode []*member
-	done            chan struct{} // closed by Run's last request, when it runs in time
 
 	mu       sync.Mutex
-	began    time.Time
-	start    event.Time
+	clock    Clock
 	elapsed  time.Duration // once the run has ended
 	requests uint64
 	hashIDs  uint64
 	idHits   uint64
-	pending  int // requests in flight, and one for the arrivals
 }
 
 // member is an engine of the fleet.
 type member struct {
-	wake chan struct{} // holds one token when there may be new work
-
-	mu     sync.Mutex // guards what follows
-	engine *Engine
+	server Server
+	host   *Host      // of an engine here; nil of one in another process
 	now    event.Time // its virtual clock when the fleet runs at full speed
-	ids    map[uint64]struct{}
-	next   map[string]handover // by the id of the request that is being prefilled
+
+	mu  sync.Mutex
+	ids map[uint64]struct{}
 }
 
 // handover is what follows a prefill.
@@ -80,29 +77,44 @@ type handover struct {
 // NewFleet returns a fleet of engines, at least one for prefill. At full speed prompts are cached whole, so no engine
 // may chunk its prefill.
 func NewFleet(cfg FleetConfig, prefill, decode []*Engine) (*Fleet, error) {
-	problems := []error{cfg.Validate()}
-	if len(prefill) == 0 {
-		problems = append(problems, errors.New("prefill 0: want at least 1 engine"))
-	}
-	f := &Fleet{cfg: cfg, done: make(chan struct{}), pending: 1}
+	var problems []error
 	add := func(engines []*Engine) (members []*member) {
 		for _, e := range engines {
 			if n := e.cfg.TokensPerStep; cfg.Speed == 0 && n != 0 {
 				problems = append(problems, fmt.Errorf("tokens-per-step %d of %s: want 0 at speed max", n, e.Name()))
 			}
-			members = append(members, &member{
-				engine: e, wake: make(chan struct{}, 1),
-				ids: make(map[uint64]struct{}), next: make(map[string]handover),
-			})
+			h := NewHost(cfg, e)
+			members = append(members, &member{server: h, host: h, ids: make(map[uint64]struct{})})
 		}
 		return members
 	}
-	f.prefill = add(prefill)
-	f.decode = add(decode)
-	if err := errors.Join(problems...); err != nil {
+	return newFleet(cfg, add(prefill), add(decode), problems)
+}
+
+// NewRemoteFleet returns a fleet of engines that run elsewhere, by themselves. It has no full speed.
+func NewRemoteFleet(cfg FleetConfig, prefill, decode []Server) (*Fleet, error) {
+	var problems []error
+	if cfg.Speed == 0 {
+		problems = append(problems, errors.New("speed max: engines in other processes keep their own time"))
+	}
+	add := func(servers []Server) (members []*member) {
+		for _, s := range servers {
+			members = append(members, &member{server: s, ids: make(map[uint64]struct{})})
+		}
+		return members
+	}
+	return newFleet(cfg, add(prefill), add(decode), problems)
+}
+
+func newFleet(cfg FleetConfig, prefill, decode []*member, problems []error) (*Fleet, error) {
+	all := []error{cfg.Validate()}
+	if len(prefill) == 0 {
+		all = append(all, errors.New("prefill 0: want at least 1 engine"))
+	}
+	if err := errors.Join(append(all, problems...)...); err != nil {
 		return nil, err
 	}
-	return f, nil
+	return &Fleet{cfg: cfg, prefill: prefill, decode: decode}, nil
 }
 
 // Run sends the arrivals, which must be in the order of time, and returns when the last request is done, or, with nil
@@ -110,15 +122,14 @@ func NewFleet(cfg FleetConfig, prefill, decode []*Engine) (*Fleet, error) {
 // arrivals' or of a publisher's.
 func (f *Fleet) Run(ctx context.Context, arrivals iter.Seq2[Arrival, error]) error {
 	f.mu.Lock()
-	f.began = time.Now()
-	f.start = f.cfg.Start
-	if f.start == 0 {
-		f.start = event.UnixTime(f.began)
+	f.clock = Clock{Began: time.Now(), Start: f.cfg.Start, Speed: f.cfg.Speed}
+	if f.clock.Start == 0 {
+		f.clock.Start = event.UnixTime(f.clock.Began)
 	}
 	f.mu.Unlock()
 	defer func() {
 		f.mu.Lock()
-		f.elapsed = time.Since(f.began)
+		f.elapsed = time.Since(f.clock.Began)
 		f.mu.Unlock()
 	}()
 	if f.cfg.Speed == 0 {
@@ -136,8 +147,8 @@ func (f *Fleet) route(a *Arrival) (to *member, first Request, next handover) {
 	to, first = f.prefill[k%uint64(len(f.prefill))], a.Request
 	if d := uint64(len(f.decode)); d > 0 {
 		next = handover{to: f.decode[k%d], request: a.Request}
-		next.request.External, next.request.Peer = true, to.engine.Name()
-		first.Output = 1
+		next.request.External = true
+		first.Output, first.Params = 1, &connector.Params{DoRemoteDecode: true}
 	}
 	hits := to.countIDs(a.HashIDs)
 	f.mu.Lock()

@@ -152,49 +152,6 @@ func TestFleetCountsHits(t *testing.T) {
 	}
 }
 
-// A connector tells of every block that a transfer brought, by the names that the engine's own events get.
-func TestLoadsAreTold(t *testing.T) {
-	var own, told recorder
-	e, err := sim.NewEngine(sim.DefaultEngineConfig(), &own)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg := sim.DefaultLoadConfig()
-	cfg.BlockBytes, cfg.Bandwidth = 1000, 4000
-	if err := e.ReportLoads(cfg, &told); err != nil {
-		t.Fatal(err)
-	}
-	prompt := make([]uint32, 70)
-	for i := range prompt {
-		prompt[i] = uint32(i)
-	}
-	if err := e.Submit(sim.Request{ID: "r", Prompt: prompt, Output: 1, External: true, Peer: "prefill-0"}); err != nil {
-		t.Fatal(err)
-	}
-	for now := event.Time(1e9); e.Busy(); now += 1e9 {
-		if _, err := e.Step(now); err != nil {
-			t.Fatal(err)
-		}
-	}
-	names := event.Prefixes(nil, prompt, 16, event.NewHasher("").Seed("", ""), false)
-	want := event.Event{
-		Kind: event.Loaded, Tier: event.GPU, Group: event.NoGroup, BlockSize: 16, LoRAID: event.NoLoRAID,
-		Load: event.Load{From: event.GPU, Peer: "prefill-0", Request: "r", Bytes: 4000, Duration: time.Second},
-	}
-	for i, b := range own.batches[0].Events[0].Blocks {
-		want.Blocks = append(want.Blocks, event.Block{Hash: b.Hash, Prefix: names[i], Copies: -1, Age: -1})
-	}
-	if len(told.batches) != 1 {
-		t.Fatalf("%d batches", len(told.batches))
-	}
-	if diff := cmp.Diff([]event.Event{want}, told.batches[0].Events); diff != "" || len(want.Blocks) != 4 {
-		t.Errorf("%d blocks %s", len(want.Blocks), diff)
-	}
-	if got := e.Stats().BlocksLoaded; got != 4 {
-		t.Errorf("%d blocks loaded, want 4", got)
-	}
-}
-
 // With decode engines, prefill engines generate one token, and decode engines load what they do not have.
 func TestFleetHandsOver(t *testing.T) {
 	f := newFleet(t, 0, 2, 1, nil)

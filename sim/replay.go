@@ -23,9 +23,10 @@ func (f *Fleet) replay(ctx context.Context, arrivals iter.Seq2[Arrival, error]) 
 			return nil
 		}
 		to, first, next := f.route(&a)
-		end, ok, err := f.finish(to, first, f.start+event.Time(a.At))
+		answer, end, ok, err := f.finish(ctx, to, first, f.clock.Start+event.Time(a.At))
 		if ok && next.to != nil {
-			_, _, err = f.finish(next.to, next.request, end)
+			next.request.Params = answer.Params
+			_, _, _, err = f.finish(ctx, next.to, next.request, end)
 		}
 		if err != nil {
 			return err
@@ -34,21 +35,34 @@ func (f *Fleet) replay(ctx context.Context, arrivals iter.Seq2[Arrival, error]) 
 	return nil
 }
 
-// finish runs a request to its end and returns when that was, or false when the engine refuses it.
-func (f *Fleet) finish(m *member, r Request, at event.Time) (end event.Time, ok bool, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.engine.Submit(r) != nil {
-		return 0, false, nil
+// finish runs a request to its end and returns it as it was answered and when that was, or false when the engine refuses
+// it or ctx ends first.
+func (f *Fleet) finish(ctx context.Context, m *member, r Request, at event.Time) (answer Request, end event.Time, ok bool, err error) {
+	m.host.mu.Lock()
+	defer m.host.mu.Unlock()
+	engine := m.host.engine
+	if engine.Submit(r) != nil {
+		return r, 0, false, nil
 	}
 	m.now = max(m.now, at)
-	share := f.cfg.StepTime / time.Duration(m.engine.cfg.MaxRunning)
-	for m.engine.Busy() {
-		progress, err := m.engine.Step(m.now)
+	share := f.cfg.StepTime / time.Duration(engine.cfg.MaxRunning)
+	for engine.Busy() {
+		progress, err := engine.Step(m.now)
 		if err != nil {
-			return 0, false, fmt.Errorf("step engine %s: %w", m.engine.Name(), err)
+			return r, 0, false, fmt.Errorf("step engine %s: %w", engine.Name(), err)
+		}
+		for i := range progress.Finished {
+			answer = progress.Finished[i]
+		}
+		if !progress.Stepped() && !m.host.idle(ctx, true) { // a connector is waited for, in real time
+			return r, 0, false, nil
 		}
 		m.now += event.Time(share + time.Duration(progress.Tokens)*f.cfg.TokenTime)
 	}
-	return m.now, true, nil
+	if engine.Pending() { // what the connector's workers are to know of the request's end
+		if _, err := engine.Step(m.now); err != nil {
+			return r, 0, false, fmt.Errorf("step engine %s: %w", engine.Name(), err)
+		}
+	}
+	return answer, m.now, true, nil
 }

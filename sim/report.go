@@ -37,12 +37,12 @@ type EngineReport struct {
 }
 
 // Report returns what the fleet has done; it may be called at any time. While the fleet runs, the numbers of one engine
-// belong together, those of several may be a step apart.
+// belong together, those of several may be a step apart. Engines in other processes are not in it.
 func (f *Fleet) Report() Report {
 	f.mu.Lock()
 	r := Report{Elapsed: f.elapsed, Requests: f.requests, HashIDs: f.hashIDs, HashIDHits: f.idHits}
-	if r.Elapsed == 0 && !f.began.IsZero() {
-		r.Elapsed = time.Since(f.began)
+	if r.Elapsed == 0 && !f.clock.Began.IsZero() {
+		r.Elapsed = time.Since(f.clock.Began)
 	}
 	f.mu.Unlock()
 	last := f.decode
@@ -57,7 +57,7 @@ func (f *Fleet) Report() Report {
 	for _, m := range f.decode {
 		r.add("decode", m)
 	}
-	for _, e := range r.Engines[len(r.Engines)-len(last):] {
+	for _, e := range r.Engines[max(0, len(r.Engines)-len(last)):] {
 		r.Finished += e.Stats.Finished
 	}
 	return r
@@ -65,9 +65,13 @@ func (f *Fleet) Report() Report {
 
 // add enters an engine's numbers.
 func (r *Report) add(role string, m *member) EngineStats {
-	m.mu.Lock()
-	e := EngineReport{Name: m.engine.Name(), Role: role, Resident: m.engine.ResidentBlocks(), Stats: m.engine.Stats()}
-	m.mu.Unlock()
+	if m.host == nil {
+		return EngineStats{}
+	}
+	e := EngineReport{Role: role}
+	m.host.View(func(engine *Engine) {
+		e.Name, e.Resident, e.Stats = engine.Name(), engine.ResidentBlocks(), engine.Stats()
+	})
 	r.Engines = append(r.Engines, e)
 	r.Refused += e.Stats.Refused
 	r.BlocksStored += e.Stats.BlocksStored

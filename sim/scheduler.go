@@ -3,7 +3,9 @@ package sim
 import (
 	"fmt"
 	"math"
+	"slices"
 
+	"kvstrata/connector"
 	"kvstrata/event"
 )
 
@@ -12,11 +14,12 @@ type Progress struct {
 	Scheduled int       // requests that computed tokens or began to load them
 	Tokens    int       // computed
 	Preempted int       // requests that lost their blocks
-	Finished  []Request // in the order of their admission, as they were submitted
+	Arrived   int       // requests whose load by a connector has ended, well or not
+	Finished  []Request // in the order of their admission, as they were submitted, with what a connector answers
 }
 
 // Stepped reports whether the step did anything.
-func (p Progress) Stepped() bool { return p.Scheduled+p.Preempted > 0 }
+func (p Progress) Stepped() bool { return p.Scheduled+p.Preempted+p.Arrived > 0 }
 
 // Step runs one step of the scheduler: every running request gets its next tokens, newest preempted where the pool has
 // no room; then, unless one was preempted, waiting ones are admitted, oldest first, as far as room and tokens reach;
@@ -32,8 +35,13 @@ func (e *Engine) Step(now event.Time) (Progress, error) {
 	if progress.Preempted == 0 {
 		e.admit(&progress, budget)
 	}
+	if e.kv != nil {
+		if err := e.transfer(&progress); err != nil {
+			return progress, err
+		}
+	}
 	e.settle(&progress)
-	if !progress.Stepped() && e.Busy() {
+	if !progress.Stepped() && e.kv == nil && e.Busy() {
 		panic("sim: Engine.Step: requests wait for room in an idle pool")
 	}
 	return progress, e.publish(now)
@@ -63,17 +71,25 @@ func (e *Engine) advance(progress *Progress, budget int) int {
 	return budget
 }
 
-// admit moves waiting requests into the batch while there is room.
+// admit moves waiting requests into the batch while there is room. One that must wait for its connector's answer is passed
+// over.
 func (e *Engine) admit(progress *Progress, budget int) {
-	for len(e.waiting) > 0 && budget > 0 && len(e.running) < e.cfg.MaxRunning {
-		s := e.waiting[0]
+	for i := 0; i < len(e.waiting) && budget > 0 && e.inFlight() < e.cfg.MaxRunning; {
+		s := e.waiting[i]
 		n := e.start(s, budget)
-		if n < 0 {
+		switch {
+		case n == askLater:
+			i++
+			continue
+		case n == noRoom:
 			return
 		}
-		e.waiting[0] = nil
-		e.waiting = e.waiting[1:]
-		e.running = append(e.running, s)
+		e.waiting = slices.Delete(e.waiting, i, i+1)
+		if s.incoming > 0 {
+			e.kv.remote = append(e.kv.remote, s)
+		} else {
+			e.running = append(e.running, s)
+		}
 		s.scheduled = n
 		budget -= n
 		progress.Scheduled++
@@ -81,8 +97,22 @@ func (e *Engine) admit(progress *Progress, budget int) {
 	}
 }
 
+// inFlight returns how many requests hold blocks and have not finished.
+func (e *Engine) inFlight() int {
+	if e.kv == nil {
+		return len(e.running)
+	}
+	return len(e.running) + len(e.kv.remote)
+}
+
+// What start returns when it admits nothing.
+const (
+	noRoom   = -1 // in the pool
+	askLater = -2 // the connector does not know yet
+)
+
 // start reuses what is cached of a waiting request, allocates the rest and returns how many tokens it computes in this
-// step: none when its prompt is loaded instead. It returns −1, with nothing changed, when the pool has no room.
+// step: none when its prompt is loaded instead. It returns noRoom or askLater, with nothing changed, when it admits nothing.
 func (e *Engine) start(s *sequence, budget int) int {
 	size := e.cfg.BlockSize
 	// The last token is computed in any case, since the next one comes from it. Preempted requests have generated ones.
@@ -100,13 +130,22 @@ func (e *Engine) start(s *sequence, budget int) int {
 	}
 	s.blocks = hits[:0]
 	computed := len(hits) * size
-	want := min(s.tokens(), computed+min(budget, s.tokens()-computed))
-	if s.external {
+	want, incoming := min(s.tokens(), computed+min(budget, s.tokens()-computed)), 0
+	switch {
+	case e.kv != nil:
+		match := e.matched(s, computed)
+		if match.Later {
+			return askLater
+		}
+		if incoming = match.Tokens; incoming > 0 {
+			want = computed + incoming
+		}
+	case s.external:
 		want = len(s.Prompt)
 	}
 	missing := (want+size-1)/size - len(hits)
 	if missing+idle > e.pool.Free() {
-		return -1
+		return noRoom
 	}
 	for _, id := range hits {
 		e.pool.Touch(id)
@@ -119,7 +158,13 @@ func (e *Engine) start(s *sequence, budget int) int {
 		e.stats.BlockLookups += uint64(len(s.Prompt) / size)
 		e.stats.BlockHits += uint64(len(hits))
 	}
-	if s.external {
+	if e.kv != nil {
+		s.incoming = incoming
+		e.allocated(s, computed, incoming)
+		if incoming > 0 {
+			return 0
+		}
+	} else if s.external {
 		s.loading = true
 		return 0
 	}
@@ -134,9 +179,6 @@ func (e *Engine) loaded(s *sequence) {
 	s.computed = len(s.Prompt) - 1
 	from, to := s.cached, s.computed/e.cfg.BlockSize
 	e.stats.BlocksLoaded += uint64(max(to-from, 0))
-	if e.loads != nil {
-		e.tellLoaded(s, from, to)
-	}
 	e.cache(s, to)
 }
 
@@ -164,6 +206,9 @@ func (e *Engine) preempt(s *sequence) {
 	e.running[last] = nil
 	e.running = e.running[:last]
 	e.release(s)
+	if e.kv != nil {
+		e.kv.step.Preempted = append(e.kv.step.Preempted, s.ID)
+	}
 	e.waiting = append(e.waiting, nil)
 	copy(e.waiting[1:], e.waiting)
 	e.waiting[0] = s
@@ -173,7 +218,7 @@ func (e *Engine) preempt(s *sequence) {
 func (e *Engine) release(s *sequence) {
 	e.pool.Release(s.blocks)
 	s.blocks = s.blocks[:0]
-	s.cached, s.computed, s.scheduled, s.loading = 0, 0, 0, false
+	s.cached, s.computed, s.scheduled, s.incoming, s.loading = 0, 0, 0, 0, false
 }
 
 // settle does what follows the computation: a request whose tokens are all computed gets one more, or is done.
@@ -191,10 +236,7 @@ func (e *Engine) settle(progress *Progress) {
 			kept = append(kept, s)
 			continue
 		}
-		e.release(s)
-		delete(e.live, s.ID)
-		e.stats.Finished++
-		progress.Finished = append(progress.Finished, s.Request)
+		e.finish(s, connector.EndLength, progress)
 	}
 	clear(e.running[len(kept):])
 	e.running = kept

@@ -1,5 +1,7 @@
 package sim
 
+import "kvstrata/connector"
+
 // sequence is a request on its way through an engine.
 type sequence struct {
 	Request
@@ -17,6 +19,10 @@ type sequence struct {
 	external bool // the prompt is still to be loaded
 	loading  bool // its load is under way and done by the next step
 	admitted bool // once, so that a second lookup after a preemption is not counted
+
+	kv       *connector.Request // of an engine with a connector
+	content  []uint64           // names of the leading full blocks' contents, as far as they were needed
+	incoming int                // tokens that a connector is bringing
 }
 
 // tokens returns how many tokens the sequence has, prompt and generated.

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"time"
 
+	"kvstrata/connector"
 	"kvstrata/event"
 )
 
@@ -37,8 +38,12 @@ type Request struct {
 
 	// External says that the prompt's KV arrives by transfer from another engine (the decode role): its blocks are
 	// allocated at once, cached one step later, when they are loaded, and only the last token is computed.
+	// An engine with a connector asks that instead.
 	External bool
-	Peer     string // the engine that it comes from
+
+	// Params are the connector's: on the way to an engine what its client brought along, on the way back what the engine
+	// answered (vLLM's kv_transfer_params).
+	Params *connector.Params
 }
 
 // Why an engine refuses a request.

@@ -4,7 +4,9 @@ package store
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 
 	"kvstrata/connector"
 )
@@ -50,7 +52,98 @@ type Backend interface {
 
 // Config is what the halves take of kv_connector_extra_config, beside the backend's own.
 type Config struct {
-	GroupBlocks int    `json:"group_blocks"` // blocks under one key
-	Parallel    int    `json:"parallel"`     // loads and saves under way at a time, each
-	Name        string `json:"store_name"`   // of the shared store in events; empty = where it is
+	GroupBlocks   int     `json:"group_blocks"`   // blocks under one key
+	Parallel      int     `json:"parallel"`       // loads under way at a time, and saves
+	LookupTimeout float64 `json:"lookup_timeout"` // s; then a prompt counts as not there
+	Name          string  `json:"store_name"`     // of the shared store in events; empty = where it is
+}
+
+// Keys are the names of Config in kv_connector_extra_config.
+func Keys() []string { return []string{"group_blocks", "parallel", "lookup_timeout", "store_name"} }
+
+// DefaultConfig returns groups of 16 blocks.
+func DefaultConfig() Config { return Config{GroupBlocks: 16, Parallel: 4, LookupTimeout: 1} }
+
+// Validate returns every problem at once.
+func (c *Config) Validate() error {
+	var errs []error
+	if c.GroupBlocks < 1 || c.GroupBlocks > 1<<12 {
+		errs = append(errs, fmt.Errorf("group_blocks %d: want 1 to %d", c.GroupBlocks, 1<<12))
+	}
+	if c.Parallel < 1 || c.Parallel > 256 {
+		errs = append(errs, fmt.Errorf("parallel %d: want 1 to 256", c.Parallel))
+	}
+	if !(c.LookupTimeout > 0 && c.LookupTimeout <= 60) {
+		errs = append(errs, fmt.Errorf("lookup_timeout %v: want seconds, more than 0 and up to 60", c.LookupTimeout))
+	}
+	return errors.Join(errs...)
+}
+
+// Opening is what a backend is opened with. A scheduler's half has no cache.
+type Opening struct {
+	Setup         connector.Setup
+	Cache         *connector.Cache  // nil in the scheduler's half
+	Compatibility [sha256.Size]byte // of the cache
+	BlockBytes    int               // of one rank
+	Describe      []byte            // what the worker's Arrange had to say, for the scheduler's half
+}
+
+// Transport is a connector over one kind of store.
+type Transport struct {
+	// Arrange puts registered caches into the order in which the store wants bytes, and says what the backend must know of it;
+	// nil = as they are registered.
+	Arrange func(connector.Caches) (c connector.Caches, describe []byte, err error)
+	// Open returns the backend. It does not wait for the store.
+	Open func(Opening) (Backend, error)
+}
+
+// Connector returns both halves for a factory.
+func (t Transport) Connector() connector.Transport {
+	return connector.Transport{
+		NewScheduler: func(s connector.Setup) (connector.Scheduler, error) { return NewScheduler(s, t) },
+		NewWorker:    func(s connector.Setup) (connector.Worker, error) { return NewWorker(s, t) },
+	}
+}
+
+// handshake is what a worker tells its scheduler's half.
+type handshake struct {
+	Compatibility []byte `json:"compatibility"`
+	BlockBytes    int    `json:"block_bytes"`
+	Describe      []byte `json:"describe,omitempty"`
+}
+
+// configOf reads the family's part of the extra configuration, and leaves the rest to the backend.
+func configOf(s *connector.Setup) (Config, error) {
+	cfg := DefaultConfig()
+	own := connector.Extra{}
+	for _, key := range Keys() {
+		if v, ok := s.Config.Extra[key]; ok {
+			own[key] = v
+		}
+	}
+	if err := own.Into(&cfg, Keys()...); err != nil {
+		return cfg, err
+	}
+	return cfg, cfg.Validate()
+}
+
+// metadata is what the scheduler's half tells its workers in a step.
+type metadata struct {
+	loads    []order
+	saves    []order
+	cancels  []string
+	finished []string // requests that end once their saves have
+}
+
+// Empty reports whether there is nothing to do.
+func (m *metadata) Empty() bool {
+	return len(m.loads)+len(m.saves)+len(m.cancels)+len(m.finished) == 0
+}
+
+// order is a run of one request's groups to be loaded or saved.
+type order struct {
+	request string
+	first   int // of the request's blocks
+	groups  []Group
+	blocks  []int // of the engine, for all groups in order; [connector.Discard] for those that are there
 }
