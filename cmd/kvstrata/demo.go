@@ -11,15 +11,12 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"golang.org/x/sync/errgroup"
 
 	"kvstrata/event"
-	"kvstrata/event/resident"
 	"kvstrata/indexer/history"
 	"kvstrata/indexer/prefix"
 	"kvstrata/publisher"
 	"kvstrata/sim"
-	"kvstrata/subscriber"
 )
 
 type demoCmd struct {
@@ -36,7 +33,10 @@ type demoCmd struct {
 	Trace      string `help:"A Mooncake trace to replay instead of generated traffic." type:"path" placeholder:"FILE"`
 	Speed      string `help:"Virtual time over real time; max: one request after another, as fast as it goes." default:"1"`
 	Exit       bool   `help:"End with the trace: compare what the engines hold with what the index and history say, report, and exit 3 on a difference."`
-	Processes  bool   `help:"Run each role in a process of its own, started again when it dies."`
+	Processes  bool   `help:"Run each role, and with a connector each engine, in a process of its own, started again when it dies."`
+	Connector  string `help:"How blocks go from prefill to decode engines; auto: tcp, and none at speed max." enum:"auto,none,null,tcp,redis,lmcache" default:"auto"`
+	Store      string `help:"The shared store of connectors redis and lmcache, as redis://host:port or lm://host:port. Without it one is started." placeholder:"URL"`
+	Extra      string `name:"connector-config" help:"kv_connector_extra_config of every engine's connector." default:"{}" placeholder:"JSON"`
 	Data       string `help:"Folder of the embedded NATS server and ClickHouse engine; kept. Without it a temporary one is used and removed." type:"path" placeholder:"DIR"`
 }
 
@@ -82,6 +82,7 @@ func (c *demoCmd) Run(a *app) (err error) {
 	var supervisor *supervisor
 	if c.Processes {
 		supervisor = newSupervisor(a)
+		supervisor.env = []string{"KVSTRATA_HASH_KEY=" + c.HashKey, "KVSTRATA_CLICKHOUSE=" + c.ClickHouse}
 		view = newRemoteView(supervisor)
 	} else if err := c.addRoles(s, dir); err != nil {
 		return err
@@ -89,11 +90,11 @@ func (c *demoCmd) Run(a *app) (err error) {
 	// The engines run under a context of their own: they stop first.
 	simCtx, stopSim := context.WithCancel(a.ctx)
 	defer stopSim()
-	engines, err := c.startEngines(simCtx, s, view, speed == 0)
+	engines, err := c.startEngines(simCtx, s, view, supervisor, speed)
 	if err != nil {
 		return err
 	}
-	defer engines.stop()
+	defer func() { err = errors.Join(err, engines.stop()) }()
 	if c.Processes {
 		if err := c.addProcesses(s, supervisor, engines, flags, dir); err != nil {
 			return err
@@ -158,108 +159,6 @@ func (c *demoCmd) speed() (float64, error) {
 	return speed, nil
 }
 
-// demoEngines are the simulated engines with their sockets.
-type demoEngines struct {
-	prefill, decode []*sim.Engine
-	sockets         []*publisher.ZMQ
-	configs         []subscriber.EngineConfig
-	connectors      []event.Source
-	group           *errgroup.Group
-	cancel          context.CancelFunc
-}
-
-func (d *demoEngines) stop() {
-	d.cancel()
-	_ = d.group.Wait() // sockets only: what they sent has been compared or no longer matters
-}
-
-// all returns the engines in the order of their configurations.
-func (d *demoEngines) all() []*sim.Engine {
-	return append(append([]*sim.Engine(nil), d.prefill...), d.decode...)
-}
-
-// startEngines makes the engines and binds their sockets to free ports of loopback.
-func (c *demoCmd) startEngines(ctx context.Context, s *stack, view fleetView, paced bool) (*demoEngines, error) {
-	if c.Prefill < 1 || c.Prefill > 64 || c.Decode < 0 || c.Decode > 64 {
-		return nil, usagef("--prefill %d, --decode %d: want 1 to 64 prefill and 0 to 64 decode engines", c.Prefill, c.Decode)
-	}
-	// The sockets outlive the engines: what was published last must get out.
-	socketCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	d := &demoEngines{group: new(errgroup.Group), cancel: cancel}
-	for i := range c.Prefill + c.Decode {
-		name := fmt.Sprintf("prefill-%d", i)
-		if i >= c.Prefill {
-			name = fmt.Sprintf("decode-%d", i-c.Prefill)
-		}
-		if err := c.startEngine(socketCtx, ctx, s, view, d, name, uint64(i), paced); err != nil {
-			d.stop()
-			return nil, err
-		}
-	}
-	return d, nil
-}
-
-func (c *demoCmd) startEngine(socketCtx, ctx context.Context, s *stack, view fleetView, d *demoEngines, name string, seed uint64, paced bool) error {
-	cfg := publisher.DefaultZMQConfig()
-	cfg.Endpoint, cfg.Replay, cfg.Topic = "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", "kv@"+name+"@"+demoModel
-	if err := cfg.Form.UnmarshalText([]byte(c.Form)); err != nil {
-		return err
-	}
-	socket, err := publisher.NewZMQ(cfg, s.app.log)
-	if err != nil {
-		return err
-	}
-	d.group.Go(func() error { return socket.Run(socketCtx) })
-	select {
-	case <-socket.Ready():
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	source := event.Source{Cluster: event.DefaultCluster, Model: demoModel, Instance: name, Origin: event.Engine}
-	var out sim.Publisher = socket
-	if paced {
-		out = &pacedPublisher{ctx: ctx, out: socket, window: cfg.BufferSteps / 4, applied: func() uint64 { return view.applied(source) }}
-	}
-	engineCfg := sim.DefaultEngineConfig()
-	engineCfg.Name, engineCfg.PoolBlocks, engineCfg.BlockSize = name, c.PoolBlocks, c.BlockSize
-	engineCfg.HashSeed, engineCfg.ReportGroup = seed, c.Form == "map"
-	engine, err := sim.NewEngine(engineCfg, out)
-	if err != nil {
-		return usagef("%w", err)
-	}
-	if int(seed) < c.Prefill {
-		d.prefill = append(d.prefill, engine)
-	} else {
-		d.decode = append(d.decode, engine)
-		if !paced {
-			if err := c.connect(socketCtx, s, d, engine, source); err != nil {
-				return err
-			}
-		}
-	}
-	d.sockets = append(d.sockets, socket)
-	d.configs = append(d.configs, subscriber.EngineConfig{
-		Source: source, Endpoint: socket.Endpoint(), Replay: socket.ReplayEndpoint(), Dialect: "auto",
-		PoolSize: uint64(c.PoolBlocks),
-	})
-	return nil
-}
-
-// connect gives a decode engine a connector, which tells of the transfers from prefill engines. At full speed there is
-// none: no time passes in which anything could be transferred.
-func (c *demoCmd) connect(ctx context.Context, s *stack, d *demoEngines, engine *sim.Engine, source event.Source) error {
-	source.Origin = event.Connector
-	connector, err := publisher.NewNATS(publisher.DefaultStreamConfig(), resident.DefaultConfig(), s.bus, source, s.app.log)
-	if err != nil {
-		return err
-	}
-	d.group.Go(func() error { return connector.Run(ctx) })
-	d.connectors = append(d.connectors, source)
-	loads := sim.DefaultLoadConfig()
-	loads.Hasher = event.NewHasher(c.HashKey)
-	return engine.ReportLoads(loads, connector)
-}
-
 // pacedPublisher keeps an engine at full speed from running further ahead of the index than its replay buffer reaches:
 // a real engine is slowed by its model.
 type pacedPublisher struct {
@@ -292,8 +191,8 @@ func (c *demoCmd) announce(ctx context.Context, a *app, s *stack, view fleetView
 	for _, e := range d.configs {
 		fmt.Fprintf(a.stdout, "  engine      %s publishes on %s, replays on %s\n", e.Source.Instance, e.Endpoint, e.Replay)
 	}
-	for _, source := range d.connectors {
-		fmt.Fprintf(a.stdout, "  connector   of %s tells of simulated transfers\n", source.Instance)
+	if d.connector != "" {
+		fmt.Fprintf(a.stdout, "  connector   %s\n", d.connector)
 	}
 	fmt.Fprintf(a.stdout, "  subscriber  hears %d engines\n", len(d.configs))
 	fmt.Fprintf(a.stdout, "  prefix      %s/v1/lookup and /v1/sources\n", url)
@@ -321,9 +220,7 @@ func (c *demoCmd) announce(ctx context.Context, a *app, s *stack, view fleetView
 
 // drive sends the traffic; with --exit it compares and reports at the end.
 func (c *demoCmd) drive(ctx context.Context, a *app, d *demoEngines, s *stack, view fleetView, dir string, speed float64) error {
-	cfg := sim.DefaultFleetConfig()
-	cfg.Speed = speed
-	fleet, err := sim.NewFleet(cfg, d.prefill, d.decode)
+	fleet, err := d.fleet(speed)
 	if err != nil {
 		return usagef("%w", err)
 	}
@@ -343,7 +240,7 @@ func (c *demoCmd) drive(ctx context.Context, a *app, d *demoEngines, s *stack, v
 			fmt.Fprintln(a.stdout, "The traffic has ended; the answers stay. Ctrl-C stops.")
 			<-ctx.Done()
 		}
-		return nil
+		return d.checkTransfers(context.WithoutCancel(ctx), a)
 	}
 	if ctx.Err() != nil {
 		return errors.New("stopped before the trace ended")

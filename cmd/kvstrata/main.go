@@ -46,6 +46,7 @@ type cli struct {
 
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask whether the roles of a process here are ready."`
 
+	Engine        engineCmd        `cmd:"" hidden:"" help:"A simulated engine as a process of its own."`
 	HistoryEngine historyEngineCmd `cmd:"" name:"history-engine" hidden:"" help:"The embedded engine's child process."`
 }
 

@@ -25,11 +25,19 @@ func (c *demoCmd) report(ctx context.Context, a *app, d *demoEngines, view fleet
 		return err
 	}
 	wall := r.Elapsed + time.Since(simulated)
-	ops := r.BlocksStored + r.BlocksEvicted
+	stories, sum, err := d.tell(ctx)
+	if err != nil {
+		return err
+	}
+	ops := sum.BlocksStored + sum.BlocksEvicted
 	fmt.Fprintf(a.stdout, "\n%d requests in %v\n", r.Requests, wall.Round(time.Millisecond))
 	fmt.Fprintf(a.stdout, "  hash ids      %d of %d were hits (%s)\n", r.HashIDHits, r.HashIDs, percent(r.HashIDHits, r.HashIDs, 3))
-	fmt.Fprintf(a.stdout, "  blocks        %d of %d full %d-token blocks were hits (%s)\n", r.BlockHits, r.Blocks, c.BlockSize, percent(r.BlockHits, r.Blocks, 2))
-	fmt.Fprintf(a.stdout, "  stored        %d blocks, evicted %d, loaded %d, in %d batches\n", r.BlocksStored, r.BlocksEvicted, r.BlocksLoaded, r.Batches)
+	var lookups, hits uint64
+	for _, story := range stories[:len(d.prefill)] {
+		lookups, hits = lookups+story.Stats.BlockLookups, hits+story.Stats.BlockHits
+	}
+	fmt.Fprintf(a.stdout, "  blocks        %d of %d full %d-token blocks were hits (%s)\n", hits, lookups, c.BlockSize, percent(hits, lookups, 2))
+	fmt.Fprintf(a.stdout, "  stored        %d blocks, evicted %d, loaded %d, in %d batches\n", sum.BlocksStored, sum.BlocksEvicted, sum.BlocksLoaded, sum.Published)
 	fmt.Fprintf(a.stdout, "  block events  %.0f/s through NATS to the index, %.0f/s to history\n\n", float64(ops)/visible.Seconds(), float64(ops)/wall.Seconds())
 
 	infos, err := view.sources(ctx)
@@ -40,7 +48,7 @@ func (c *demoCmd) report(ctx context.Context, a *app, d *demoEngines, view fleet
 	fmt.Fprintln(w, "  engine\tsimulator\tindex\thistory\tdifferent\tstored, evicted\tstate\tledger\tdigests")
 	different := 0
 	for i, e := range d.all() {
-		diff, err := compare(ctx, e, d.configs[i].Source, view, kept, infos)
+		diff, err := compare(ctx, e, &stories[i], d.configs[i].Source, view, kept, infos)
 		if err != nil {
 			return err
 		}
@@ -51,8 +59,11 @@ func (c *demoCmd) report(ctx context.Context, a *app, d *demoEngines, view fleet
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	if r.Refused > 0 {
-		fmt.Fprintf(a.stdout, "  %d requests did not fit an engine's pool and were refused\n", r.Refused)
+	if sum.Refused > 0 {
+		fmt.Fprintf(a.stdout, "  %d requests did not fit an engine's pool and were refused\n", sum.Refused)
+	}
+	if err := d.checkTransfers(ctx, a); err != nil {
+		return err
 	}
 	if different > 0 {
 		return fmt.Errorf("%w: %d blocks or totals differ between the engines, the index and history", errMismatch, different)
@@ -74,12 +85,16 @@ const settleTime = time.Minute
 // await waits until every engine's source stands where its engine does. far says how far one stands, and whether all is
 // said of it.
 func (d *demoEngines) await(ctx context.Context, who string, far func(event.Source) (batches uint64, settled bool, err error)) error {
-	for i, socket := range d.sockets {
-		source := d.configs[i].Source
+	stories, _, err := d.tell(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range stories {
+		source, published := d.configs[i].Source, stories[i].Published
 		deadline, before := time.Now().Add(settleTime), uint64(0)
-		for socket.Seq() > 0 {
+		for published > 0 {
 			batches, settled, err := far(source)
-			if batches >= socket.Seq() && settled && err == nil {
+			if batches >= published && settled && err == nil {
 				break
 			}
 			if batches > before {
@@ -87,7 +102,7 @@ func (d *demoEngines) await(ctx context.Context, who string, far func(event.Sour
 			}
 			if time.Now().After(deadline) {
 				return fmt.Errorf("%w: %s stands at %d batches of %v, the engine published %d (%v)", errMismatch, who, batches, source,
-					socket.Seq(), cmp.Or(err, ctx.Err()))
+					published, cmp.Or(err, ctx.Err()))
 			}
 			select {
 			case <-ctx.Done():
@@ -133,11 +148,11 @@ type difference struct {
 
 // compare holds every entry of the engine's resident set against those of the index and of history, copies included, and
 // the totals that each counted.
-func compare(ctx context.Context, e *sim.Engine, source event.Source, view fleetView, kept *history.Reader, infos []prefix.SourceInfo) (difference, error) {
+func compare(ctx context.Context, e demoEngine, story *engineStory, source event.Source, view fleetView, kept *history.Reader, infos []prefix.SourceInfo) (difference, error) {
 	d := difference{totals: "equal", state: "unknown", ledger: "none", digests: "none"}
 	want := make(map[blockKey]int)
 	folded := make(map[history.Resident]int) // history has hashes of 64 bits
-	for k, copies := range e.Resident() {
+	for k, copies := range e.Blocks(ctx) {
 		want[blockKey{k.Hash, k.Tier, k.Group.Index()}] = copies
 		folded[history.Resident{Hash: history.Fold(k.Hash), Tier: k.Tier, Group: event.Group(k.Group.Index())}] += copies
 		d.simulator++
@@ -168,7 +183,7 @@ func compare(ctx context.Context, e *sim.Engine, source event.Source, view fleet
 	if err != nil {
 		return d, fmt.Errorf("ask history for the totals of %v: %w", source, err)
 	}
-	stats := e.Stats()
+	stats := story.Stats
 	for _, info := range infos {
 		if info.Source != source {
 			continue

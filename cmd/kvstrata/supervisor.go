@@ -22,11 +22,14 @@ type supervisor struct {
 
 	mu      sync.Mutex
 	changed chan struct{} // closed when a process says where it is
-	urls    map[string]string
+	told    map[place]string
 }
 
+// place is something that a role's process says of itself in a line of two words: where its api is, its events, …
+type place struct{ role, what string }
+
 func newSupervisor(a *app) *supervisor {
-	return &supervisor{app: a, changed: make(chan struct{}), urls: make(map[string]string)}
+	return &supervisor{app: a, changed: make(chan struct{}), told: make(map[place]string)}
 }
 
 // Between the death of a process and its next life: more after each short one.
@@ -36,8 +39,8 @@ const (
 	steadyLife      = 10 * time.Second
 )
 
-// run keeps a role running until ctx ends.
-func (s *supervisor) run(ctx context.Context, role string, args []string) error {
+// run keeps a role running until ctx ends. args is asked for each life.
+func (s *supervisor) run(ctx context.Context, role string, args func() []string) error {
 	exe, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("start role %s: %w", role, err)
@@ -45,7 +48,7 @@ func (s *supervisor) run(ctx context.Context, role string, args []string) error 
 	pause := restartPause
 	for ctx.Err() == nil {
 		began := time.Now()
-		err := s.life(ctx, role, exe, args)
+		err := s.life(ctx, role, exe, args())
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -67,9 +70,14 @@ func (s *supervisor) run(ctx context.Context, role string, args []string) error 
 
 // spoke reports whether a role's process ever said where it is.
 func (s *supervisor) spoke(role string) bool {
+	return s.said(role, "api") != ""
+}
+
+// said returns what a role's process said of itself; empty when it has not.
+func (s *supervisor) said(role, what string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.urls[role] != ""
+	return s.told[place{role, what}]
 }
 
 // life is one process of a role, from its start to its end.
@@ -95,16 +103,16 @@ func (s *supervisor) life(ctx context.Context, role, exe string, args []string) 
 	return cmd.Wait()
 }
 
-// listen reads what a process prints, and notes where its API is.
+// listen reads what a process prints, and notes where it says what is; its api comes last.
 func (s *supervisor) listen(role string, out io.Reader) {
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
 		fields := strings.Fields(lines.Text())
-		if len(fields) != 2 || fields[0] != "api" {
+		if len(fields) != 2 {
 			continue
 		}
 		s.mu.Lock()
-		s.urls[role] = fields[1]
+		s.told[place{role, fields[0]}] = fields[1]
 		close(s.changed)
 		s.changed = make(chan struct{})
 		s.mu.Unlock()
@@ -112,13 +120,16 @@ func (s *supervisor) listen(role string, out io.Reader) {
 }
 
 // url returns where a role's API is, once it said so; empty when ctx ended first.
-func (s *supervisor) url(ctx context.Context, role string) string {
+func (s *supervisor) url(ctx context.Context, role string) string { return s.where(ctx, role, "api") }
+
+// where returns what a role's process said of itself, once it did; empty when ctx ended first.
+func (s *supervisor) where(ctx context.Context, role, what string) string {
 	for {
 		s.mu.Lock()
-		url, changed := s.urls[role], s.changed
+		said, changed := s.told[place{role, what}], s.changed
 		s.mu.Unlock()
-		if url != "" {
-			return url
+		if said != "" {
+			return said
 		}
 		select {
 		case <-changed:
@@ -135,7 +146,6 @@ func (c *demoCmd) addProcesses(s *stack, sup *supervisor, engines *demoEngines, 
 		"--lease-ttl", flags.LeaseTTL.String(), "--data", dir,
 		"--clickhouse-memory", fmt.Sprint(c.Memory), "--log-json=" + strconv.FormatBool(s.app.logJSON),
 	}
-	sup.env = []string{"KVSTRATA_HASH_KEY=" + c.HashKey, "KVSTRATA_CLICKHOUSE=" + c.ClickHouse}
 	if c.CHDB != "" {
 		common = append(common, "--chdb", c.CHDB)
 	}
@@ -156,7 +166,7 @@ func (c *demoCmd) addProcesses(s *stack, sup *supervisor, engines *demoEngines, 
 					e.Source.Model, e.Source.Instance, e.PoolSize))
 			}
 		}
-		s.runs = append(s.runs, func(ctx context.Context) error { return sup.run(ctx, role, args) })
+		s.runs = append(s.runs, func(ctx context.Context) error { return sup.run(ctx, role, func() []string { return args }) })
 	}
 	return nil
 }
