@@ -28,6 +28,7 @@ type KVConfig struct {
 	Hasher  event.Hasher           // names the blocks: engines' events do, a connector's LOADED must do it itself
 	Events  Publisher              // takes what the connector tells, a batch a step
 	Records func([]event.Transfer) // takes its records
+	Stats   func(*connector.Stats) // takes its statistics, step by step; nil when there are none
 	Log     *slog.Logger
 }
 
@@ -49,8 +50,8 @@ func (c *KVConfig) Validate() error {
 	check(c.HeadSize >= 8 && c.HeadSize%8 == 0 && c.HeadSize <= 4096, "head-size", c.HeadSize)
 	check(c.ElementBytes == 1 || c.ElementBytes == 2 || c.ElementBytes == 4, "element-bytes", c.ElementBytes)
 	check(c.Ranks >= 1 && c.Ranks <= 64, "ranks", c.Ranks)
-	if c.Factory == nil || c.Events == nil || c.Records == nil || c.Log == nil {
-		problems = append(problems, errors.New("a factory, where events and records go, and a logger are needed"))
+	if c.Factory == nil || c.Events == nil || c.Records == nil || c.Stats == nil || c.Log == nil {
+		problems = append(problems, errors.New("a factory, where events, records and statistics go, and a logger are needed"))
 	}
 	return errors.Join(problems...)
 }
@@ -63,9 +64,10 @@ type kv struct {
 	caches  []*connector.Cache // a rank
 	content hasher             // names contents: the same on every engine
 
-	remote  []*sequence          // loads under way
-	delayed map[string][]BlockID // finished requests whose blocks are still read
-	step    connector.Step
+	remote   []*sequence          // loads under way
+	delayed  map[string][]BlockID // finished requests whose blocks are still read
+	finished []string             // requests that finished since the last step
+	step     connector.Step
 }
 
 // contentSeed makes every engine call the same content the same.
@@ -207,11 +209,12 @@ func (e *Engine) transfer(progress *Progress) error {
 			})
 		}
 	}
-	out, err := k.conn.Step(context.Background(), &k.step, nil, e.compute)
-	k.step.Preempted = k.step.Preempted[:0]
+	out, err := k.conn.Step(context.Background(), &k.step, k.finished, e.compute)
+	k.step.Preempted, k.finished = k.step.Preempted[:0], k.finished[:0]
 	if err != nil {
 		return fmt.Errorf("connector of %s: %w", e.cfg.Name, err)
 	}
+	k.cfg.Stats(out.Stats)
 	for _, id := range out.FinishedSending {
 		if blocks, ok := k.delayed[id]; ok {
 			e.pool.Release(blocks)
@@ -356,6 +359,7 @@ func (e *Engine) finish(s *sequence, end connector.End, progress *Progress) {
 	delayed := false
 	if e.kv != nil {
 		delayed, done.Params = e.kv.conn.Scheduler.RequestFinished(s.kv, ints(s.blocks), end)
+		e.kv.finished = append(e.kv.finished, s.ID)
 	}
 	if delayed {
 		e.kv.delayed[s.ID] = s.blocks

@@ -213,7 +213,7 @@ func (c *demoCmd) localEngine(ctx, outlive context.Context, s *stack, view fleet
 			applied: func() uint64 { return view.applied(source) },
 		}
 	}
-	e, err := newSimEngine(s.app, s.bus, spec, wrap)
+	e, err := newSimEngine(s.app, s.bus, s.registry, spec, wrap)
 	if err != nil {
 		return nil, "", "", err
 	}

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"kvstrata/bus"
@@ -40,7 +41,7 @@ func (c *engineCmd) Run(a *app) error {
 		return err
 	}
 	defer b.Close()
-	e, err := newSimEngine(a, b, c.simSpec, nil)
+	e, err := newSimEngine(a, b, prometheus.NewRegistry(), c.simSpec, nil)
 	if err != nil {
 		return err
 	}

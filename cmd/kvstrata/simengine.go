@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"kvstrata/bus"
@@ -40,7 +41,7 @@ type simEngine struct {
 }
 
 // newSimEngine makes an engine. wrap, where it is not nil, stands between the engine and its socket.
-func newSimEngine(a *app, b *bus.Bus, spec simSpec, wrap func(*publisher.ZMQ, event.Source) sim.Publisher) (*simEngine, error) {
+func newSimEngine(a *app, b *bus.Bus, metrics prometheus.Registerer, spec simSpec, wrap func(*publisher.ZMQ, event.Source) sim.Publisher) (*simEngine, error) {
 	cfg := publisher.DefaultZMQConfig()
 	cfg.Endpoint, cfg.Replay, cfg.Topic = spec.Events, spec.Replay, "kv@"+spec.Name+"@"+spec.Model
 	if err := cfg.Form.UnmarshalText([]byte(spec.Form)); err != nil {
@@ -65,7 +66,7 @@ func newSimEngine(a *app, b *bus.Bus, spec simSpec, wrap func(*publisher.ZMQ, ev
 		return nil, usagef("%w", err)
 	}
 	if spec.Transfer != "" {
-		if err := e.connect(a, b, spec); err != nil {
+		if err := e.connect(a, b, metrics, spec); err != nil {
 			return nil, err
 		}
 	}
@@ -73,7 +74,7 @@ func newSimEngine(a *app, b *bus.Bus, spec simSpec, wrap func(*publisher.ZMQ, ev
 }
 
 // connect gives the engine a connector, whose events and records go onto the bus.
-func (e *simEngine) connect(a *app, b *bus.Bus, spec simSpec) error {
+func (e *simEngine) connect(a *app, b *bus.Bus, metrics prometheus.Registerer, spec simSpec) error {
 	transfer, err := connector.ParseConfig([]byte(spec.Transfer))
 	if err != nil {
 		return usagef("%w", err)
@@ -85,13 +86,17 @@ func (e *simEngine) connect(a *app, b *bus.Bus, spec simSpec) error {
 		return err
 	}
 	records := publisher.NewRecords(b, source, a.log)
+	monitor, err := connector.NewMonitor(transfer.Connector, spec.Name, a.log, metrics)
+	if err != nil {
+		return err
+	}
 	kv := sim.DefaultKVConfig()
 	kv.Factory, kv.Transfer, kv.Model, kv.Log = transports.Default(), transfer, spec.Model, a.log
-	kv.Hasher, kv.Events, kv.Records = event.NewHasher(spec.HashKey), events, records.Record
+	kv.Hasher, kv.Events, kv.Records, kv.Stats = event.NewHasher(spec.HashKey), events, records.Record, monitor.Observe
 	if err := e.Connect(kv); err != nil {
 		return fmt.Errorf("connector of %s: %w", spec.Name, err)
 	}
-	e.runs = append(e.runs, events.Run, records.Run, func(ctx context.Context) error {
+	e.runs = append(e.runs, events.Run, records.Run, monitor.Run, func(ctx context.Context) error {
 		return errors.Join(e.Run(ctx), e.Close())
 	})
 	return nil

@@ -24,8 +24,8 @@ func (s *stack) addWeb(hashKey string, flags historyFlags, data string, roles []
 	if err := s.addReader(cfg); err != nil {
 		return err
 	}
-	rates, tail := web.NewRates(time.Now), web.NewTail()
-	s.observers = append(s.observers, rates.Observe, tail.Observe)
+	rates, loads, tail := web.NewRates(time.Now), web.NewLoads(time.Now, web.DefaultPairs), web.NewTail()
+	s.observers = append(s.observers, rates.Observe, loads.Observe, tail.Observe)
 	now := time.Now()
 	live := &livePanels{
 		stack: s, rates: rates, asked: []askedAt{{at: now}},
@@ -34,6 +34,7 @@ func (s *stack) addWeb(hashKey string, flags historyFlags, data string, roles []
 	hub, err := web.New(web.DefaultConfig(), []web.Panel{
 		{Collect: live.sources},
 		rates.Points(),
+		loads.Panel(),
 		{Every: time.Second, Collect: live.services},
 		{Every: time.Second, Collect: live.hits},
 		{Every: time.Second, Collect: live.prefixes},

@@ -89,6 +89,7 @@ type engine struct {
 	delayed  map[string][]int // of finished requests
 	received map[string]bool  // requests whose load has ended: whether it failed
 	invalid  map[int]bool
+	finished []string // requests that finished since the last step
 	events   []event.Event
 	records  []event.Transfer
 	stop     func()
@@ -202,9 +203,7 @@ func (e *engine) holds(block int, seed uint64) bool {
 
 func (e *engine) allocate(n int) []int {
 	e.t.Helper()
-	if n > len(e.free) {
-		e.t.Fatalf("%d blocks wanted, %d are free, %d requests are delayed", n, len(e.free), len(e.delayed))
-	}
+	e.until(fmt.Sprintf("%d free blocks", n), func() bool { return len(e.free) >= n })
 	blocks := append([]int(nil), e.free[:n]...)
 	e.free = e.free[n:]
 	return blocks
@@ -213,7 +212,8 @@ func (e *engine) allocate(n int) []int {
 // step runs one step, and takes in what came about.
 func (e *engine) step(s *connector.Step) {
 	e.t.Helper()
-	out, err := e.conn.Step(e.t.Context(), s, nil, func() error { return nil })
+	out, err := e.conn.Step(e.t.Context(), s, e.finished, func() error { return nil })
+	e.finished = nil
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -278,6 +278,7 @@ func (e *engine) produce(r *connector.Request, prompt string) *connector.Params 
 
 func (e *engine) finish(r *connector.Request, blocks []int, end connector.End) *connector.Params {
 	delay, params := e.conn.Scheduler.RequestFinished(r, blocks, end)
+	e.finished = append(e.finished, r.ID)
 	if delay {
 		e.delayed[r.ID] = blocks
 	} else {

@@ -141,9 +141,12 @@ func (s *Set) judgeStored(b *event.Batch, ev *event.Event) {
 		} else if at, ok = s.index.get(key{bl.Hash, ev.Group.Index()}); !ok {
 			at = -1
 		}
-		if c.hashable {
+		switch {
+		case c.hashable:
 			s.hashBlock(b, ev, &c, i, at)
-		} else if at >= 0 && s.slab.at(at).prefix != 0 {
+		case bl.Prefix != 0 && at >= 0:
+			s.nameBlock(b, ev, i, at, ev.Seed) // a store's watcher reads the name with the block
+		case at >= 0 && s.slab.at(at).prefix != 0:
 			s.told = append(s.told, at) // a placeholder says nothing of the chain: a run of its own does
 		}
 		if counts && !(s.cfg.AsSet && s.slab.copies(at, tier) > 0) {
@@ -164,21 +167,8 @@ func (s *Set) hashBlock(b *event.Batch, ev *event.Event, c *chain, i int, at int
 	if c.rooted {
 		c.parent = event.Chain(c.parent, local)
 		bl.Prefix = c.parent
-		if at < 0 {
-			return
-		}
-		fresh := s.slab.at(at).prefix == 0
-		if fresh {
-			s.describe(at, ev, i, c.sealed)
-		}
-		if !s.name(at, c.parent) {
-			// The first name stays, so that what rose under it falls under it.
-			s.note(nameDiffers, b, bl.Hash)
-			bl.Prefix = 0
-			s.told = append(s.told, at)
-		}
-		if fresh && len(s.waiting) > 0 {
-			s.named = append(s.named, at)
+		if at >= 0 {
+			s.nameBlock(b, ev, i, at, c.sealed)
 		}
 		return
 	}
@@ -195,6 +185,24 @@ func (s *Set) hashBlock(b *event.Batch, ev *event.Event, c *chain, i int, at int
 		} else {
 			s.note(orphansFull, b, bl.Hash)
 		}
+	}
+}
+
+// nameBlock enters the name that block i of a run has got.
+func (s *Set) nameBlock(b *event.Batch, ev *event.Event, i int, at int32, seed uint64) {
+	bl := &ev.Blocks[i]
+	fresh := s.slab.at(at).prefix == 0
+	if fresh {
+		s.describe(at, ev, i, seed)
+	}
+	if !s.name(at, bl.Prefix) {
+		// The first name stays, so that what rose under it falls under it.
+		s.note(nameDiffers, b, bl.Hash)
+		bl.Prefix = 0
+		s.told = append(s.told, at)
+	}
+	if fresh && len(s.waiting) > 0 {
+		s.named = append(s.named, at)
 	}
 }
 

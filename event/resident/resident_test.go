@@ -221,6 +221,38 @@ func TestAPlaceholderTakesTheNameItsHashHas(t *testing.T) {
 	}
 }
 
+// A store's watcher sees no tokens: it reads a block's name where the block lies.
+func TestNamesThatTheSourceGives(t *testing.T) {
+	s, follower := resident.New(resident.DefaultConfig(), nil), resident.New(resident.DefaultConfig(), nil)
+	given := stored(0, 1, 11, 12)
+	given.Tokens = nil
+	given.Blocks[0].Prefix, given.Blocks[1].Prefix = 111, 112
+	continued := stored(12, 1, 13)
+	continued.Tokens, continued.Blocks[0].Prefix = nil, 113
+	other := stored(0, 1, 12)
+	other.Tokens, other.Blocks[0].Prefix = nil, 999
+	var got []event.PrefixHash
+	for i, ev := range []event.Event{given, continued, other, evicted(event.GPU, 11, 12, 12, 13)} {
+		b := batch(event.Seq(i), ev)
+		s.Judge(b)
+		if err := follower.Apply(b); err != nil {
+			t.Fatal(err)
+		}
+		for _, bl := range b.Events[0].Blocks {
+			got = append(got, bl.Prefix)
+			if want := map[bool]int8{true: -1, false: +1}[ev.Kind == event.Evicted]; bl.Effect != want {
+				t.Errorf("batch %d, block %v: effect %d", i, bl.Hash, bl.Effect)
+			}
+		}
+	}
+	if diff := cmp.Diff([]event.PrefixHash{111, 112, 113, 0, 111, 112, 112, 113}, got); diff != "" {
+		t.Errorf("names (-want +got):\n%s", diff)
+	}
+	if s.Digest() != 0 || follower.Digest() != 0 {
+		t.Error("something is left")
+	}
+}
+
 func TestRemoteBlocksAreNotResidents(t *testing.T) {
 	s := resident.New(resident.DefaultConfig(), nil)
 	ev := stored(0, 1, 11)
