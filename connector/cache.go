@@ -124,7 +124,7 @@ type Window struct {
 
 	cache   *Cache
 	spans   []device.Span
-	scratch []byte // where discarded bytes go: each piece the same
+	scratch []byte // where discarded bytes go: what was read of a piece stays there until the window is released
 	staged  *staging
 }
 
@@ -170,11 +170,11 @@ func (c *Cache) open(blocks []int) (*Window, error) {
 	}
 	w.spans = c.layout.plan(w.spans[:0], blocks)
 	w.Pieces, w.Bytes = w.Pieces[:0], 0
-	longest := 0
+	discarded := 0
 	for _, s := range w.spans {
 		w.Bytes += s.Length
 		if s.Offset < 0 {
-			longest = max(longest, s.Length)
+			discarded += s.Length
 		}
 	}
 	memory := c.caches.Memory.Host()
@@ -184,10 +184,11 @@ func (c *Cache) open(blocks []int) (*Window, error) {
 		}
 		return w, nil
 	}
-	w.scratch = slices.Grow(w.scratch[:0], longest)[:longest]
+	w.scratch = slices.Grow(w.scratch[:0], discarded)[:discarded]
+	scratch := w.scratch
 	for _, s := range w.spans {
 		if s.Offset < 0 {
-			w.Pieces = append(w.Pieces, w.scratch[:s.Length])
+			w.Pieces, scratch = append(w.Pieces, scratch[:s.Length]), scratch[s.Length:]
 		} else {
 			w.Pieces = append(w.Pieces, memory[s.Offset:s.Offset+s.Length:s.Offset+s.Length])
 		}

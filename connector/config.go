@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"slices"
@@ -101,8 +102,18 @@ type Config struct {
 	OnLoadFailure  FailurePolicy `json:"kv_load_failure_policy"`
 }
 
-// Extra is a transport's own configuration, by upstream's or its own names.
+// Extra is a transport's own configuration, by upstream's or its own names. It may hold secrets: printed or logged it shows
+// its keys alone.
 type Extra map[string]json.RawMessage
+
+// String returns the keys.
+func (e Extra) String() string { return fmt.Sprint(slices.Sorted(maps.Keys(e))) }
+
+// GoString returns the keys.
+func (e Extra) GoString() string { return e.String() }
+
+// LogValue returns the keys.
+func (e Extra) LogValue() slog.Value { return slog.StringValue(e.String()) }
 
 // DefaultConfig returns upstream's defaults, with a fresh engine id and no connector. The buffer device is host memory;
 // upstream takes its platform's.

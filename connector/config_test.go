@@ -1,6 +1,8 @@
 package connector_test
 
 import (
+	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 
@@ -69,5 +71,19 @@ func TestExtra(t *testing.T) {
 	err := (connector.Extra{"tll": []byte("60")}).Into(&cfg, "ttl", "name")
 	if err == nil || !strings.Contains(err.Error(), `the nearest known one is "ttl"`) {
 		t.Error(err)
+	}
+}
+
+// A transport's configuration may hold a secret: whatever prints a configuration shows the keys alone.
+func TestExtraKeepsItsSecrets(t *testing.T) {
+	c, err := connector.ParseConfig([]byte(`{"kv_connector":"x","kv_role":"kv_both","kv_connector_extra_config":{"secret":"hunter2hunter2"}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	slog.New(slog.NewTextHandler(&out, nil)).Info("made", "config", c, "extra", c.Extra)
+	slog.New(slog.NewTextHandler(&out, nil)).Info(fmt.Sprintf("%v %+v %#v %s", c, c, c, c.Extra))
+	if strings.Contains(out.String(), "hunter2") || !strings.Contains(out.String(), "secret") {
+		t.Error(out.String())
 	}
 }

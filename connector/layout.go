@@ -111,10 +111,10 @@ func (l *Layout) BlockBytes() int { return l.bytes }
 func (t *Tensor) spans(arena int) (tensorSpans, int, error) {
 	s, blocks := tensorSpans{}, 0
 	var rest []Dim
-	end := t.Offset + t.Element // behind the last element
-	if t.Offset < 0 || t.Element < 1 || t.Element > 64 {
-		return s, 0, fmt.Errorf("offset %d, element of %d bytes: want 0 or more, and 1 to 64", t.Offset, t.Element)
+	if t.Element < 1 || t.Element > 64 || t.Offset < 0 || t.Offset > arena-t.Element {
+		return s, 0, fmt.Errorf("offset %d, element of %d bytes: want elements of 1 to 64 bytes within %d", t.Offset, t.Element, arena)
 	}
+	end := t.Offset + t.Element // behind the last element
 	for _, d := range t.Dims {
 		if d.Axis < AxisBlock || d.Axis > AxisDim || d.Size < 1 || d.Size > 1<<40 || d.Stride < 1 || d.Stride > arena || (d.Size-1) > arena/d.Stride {
 			return s, 0, fmt.Errorf("%v of %d, %d bytes apart: does not fit an arena of %d bytes", d.Axis, d.Size, d.Stride, arena)

@@ -1,6 +1,7 @@
 package connector_test
 
 import (
+	"math"
 	"strings"
 	"testing"
 
@@ -91,7 +92,8 @@ func TestBadLayouts(t *testing.T) {
 		"no block axis":   {connector.Packed("l", 0, 2, dim(elem, 4))},
 		"two block axes":  {connector.Packed("l", 0, 2, dim(block, 2), dim(block, 2))},
 		"ends at 132":     {connector.Packed("l", 4, 2, dim(block, 8), dim(elem, 8))},
-		"want 0 or more":  {connector.Packed("l", -1, 2, dim(block, 2), dim(elem, 4))},
+		"offset -1":       {connector.Packed("l", -1, 2, dim(block, 2), dim(elem, 4))},
+		"offset 9223":     {{Name: "l", Offset: math.MaxInt - 1, Element: 2, Dims: []connector.Dim{{block, 2, 8}, {elem, 4, 2}}}},
 		"does not fit":    {connector.Packed("l", 0, 2, dim(block, 1<<40), dim(elem, 1<<40))},
 		"they overlap":    {{Name: "l", Element: 2, Dims: []connector.Dim{{block, 2, 64}, {connector.AxisHead, 2, 4}, {elem, 4, 2}}}},
 		"4 blocks, and":   {connector.Packed("l", 0, 2, dim(block, 2), dim(elem, 4)), connector.Packed("m", 64, 2, dim(block, 4), dim(elem, 4))},

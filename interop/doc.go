@@ -2,5 +2,8 @@
 // each of the two releases whose wire forms differ. publish.py and subscribe.py drive them, README.md describes those;
 // the tests drive the Python and, on our side, the real subscriber, NATS server, consumer, index, publisher and binary.
 //
+// LMCache's own cache server, clients of it and of Redis, and chunk hashes are run likewise, against package
+// connector/lmcache.
+//
 // check.sh runs everything.
 package interop

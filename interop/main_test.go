@@ -20,7 +20,7 @@ import (
 // patience is for what comes soon, unless the machine is very busy.
 const patience = 30 * time.Second
 
-// version is a release of vLLM that setup.sh installs.
+// version is a release of vLLM, or of LMCache, that setup.sh installs.
 type version struct {
 	name   string // of its venv
 	number string
@@ -49,12 +49,12 @@ func (v version) interpreter() string {
 }
 
 // need fails the test where the release must be there, and skips it elsewhere.
-func (v version) need(t *testing.T) {
+func (v version) need(t testing.TB) {
 	t.Helper()
 	if _, err := os.Stat(v.interpreter()); err == nil {
 		return
 	}
-	why := fmt.Sprintf("vLLM %s is not installed: run interop/setup.sh", v.number)
+	why := fmt.Sprintf("%s %s is not installed: run interop/setup.sh %s", v.name, v.number, v.name)
 	if os.Getenv("CI") != "" {
 		t.Fatal(why)
 	}

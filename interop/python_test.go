@@ -12,14 +12,14 @@ import (
 
 // python is a running script of this folder that speaks JSON lines.
 type python struct {
-	t   *testing.T
+	t   testing.TB
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
 }
 
 // start starts a script under the release's interpreter. It is killed when the test ends, if not before.
-func (v version) start(t *testing.T, script string, args ...string) *python {
+func (v version) start(t testing.TB, script string, args ...string) *python {
 	t.Helper()
 	p := &python{t: t, cmd: exec.Command(v.interpreter(), append([]string{script}, args...)...)}
 	said := &tail{most: 50}
@@ -39,7 +39,7 @@ func (v version) start(t *testing.T, script string, args ...string) *python {
 	t.Cleanup(func() {
 		p.kill()
 		if t.Failed() {
-			t.Logf("%s of vLLM %s said:\n%s", script, v.number, said)
+			t.Logf("%s of %s %s said:\n%s", script, v.name, v.number, said)
 		}
 	})
 	return p

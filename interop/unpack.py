@@ -1,4 +1,4 @@
-"""Copies the vLLM files under test from a wheel into the running venv, unchanged."""
+"""Copies the vLLM or LMCache files under test from a wheel into the running venv, unchanged."""
 
 import base64
 import hashlib
@@ -13,6 +13,28 @@ FILES = (
     "vllm/utils/math_utils.py",
     "vllm/utils/network_utils.py",
     "vllm/v1/core/kv_cache_utils.py",
+    "lmcache/protocol.py",
+    "lmcache/server/__main__.py",
+    "lmcache/server/server_storage_backend/__init__.py",
+    "lmcache/server/server_storage_backend/abstract_backend.py",
+    "lmcache/server/server_storage_backend/local_backend.py",
+    "lmcache/storage_backend/evictor/__init__.py",
+    "lmcache/storage_backend/evictor/base_evictor.py",
+    "lmcache/utils.py",
+    "lmcache/v1/memory_management.py",
+    "lmcache/v1/metadata.py",
+    "lmcache/v1/protocol.py",
+    "lmcache/v1/server/__main__.py",
+    "lmcache/v1/server/storage_backend/__init__.py",
+    "lmcache/v1/server/storage_backend/abstract_backend.py",
+    "lmcache/v1/server/storage_backend/local_backend.py",
+    "lmcache/v1/server/utils.py",
+    "lmcache/v1/storage_backend/connector/base_connector.py",
+    "lmcache/v1/storage_backend/connector/lm_connector.py",
+    "lmcache/v1/storage_backend/connector/redis_connector.py",
+    "lmcache/v1/storage_backend/job_executor/base_executor.py",
+    "lmcache/v1/storage_backend/job_executor/pq_executor.py",
+    "lmcache/v1/token_database.py",
 )
 
 

@@ -62,6 +62,7 @@ func TestDashboard(t *testing.T) {
 	}{
 		{"/", html, "no-cache", page, 200},
 		{"/engines", html, "no-cache", page, 200},
+		{"/transfers?sort=-rate", html, "no-cache", page, 200},
 		{"/prefixes?x=1", html, "no-cache", page, 200},
 		{"/history", html, "no-cache", page, 200},
 		{"/explain", html, "no-cache", page, 200},

@@ -10,7 +10,7 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 	"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 // pages are the paths that the dashboard routes by itself.
-var pages = []string{"/{$}", "/engines", "/prefixes", "/history", "/explain", "/explain/{hash...}", "/tail"}
+var pages = []string{"/{$}", "/engines", "/transfers", "/prefixes", "/history", "/explain", "/explain/{hash...}", "/tail"}
 
 // Handler serves GET /v1/live, the dashboard's pages and its files; anything else is answered with 404. It may be mounted
 // at both /v1/live and /.

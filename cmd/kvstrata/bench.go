@@ -13,6 +13,7 @@ import (
 
 type benchCmd struct {
 	Pipeline benchPipelineCmd `cmd:"" help:"Block events from the ZeroMQ socket through JetStream to the index."`
+	Transfer benchTransferCmd `cmd:"" help:"KV blocks from one engine to another, beside the plainest means."`
 }
 
 // figure is one measured number. What does not apply is left out.
@@ -42,7 +43,7 @@ func (r *result) print(w io.Writer, format string) error {
 	}
 	fmt.Fprintf(w, "%s: %s\non %s; kept up: %v\n\n", r.Bench, r.Workload, r.Machine, r.KeptUp)
 	t := tabwriter.NewWriter(w, 2, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "FIGURE\tVALUE\tUNIT\tGOAL\t")
+	fmt.Fprintln(t, "FIGURE\tVALUE\tUNIT\tBASELINE\tRATIO\tGOAL\t")
 	var names []string
 	for name := range r.Figures {
 		names = append(names, name)
@@ -50,13 +51,16 @@ func (r *result) print(w io.Writer, format string) error {
 	slices.Sort(names)
 	for _, name := range names {
 		f := r.Figures[name]
-		goal := "–"
-		if f.Goal != nil {
-			goal = number(*f.Goal)
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t\n", name, number(f.Value), f.Unit, goal)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t\n", name, number(f.Value), f.Unit, optional(f.Baseline), optional(f.Ratio), optional(f.Goal))
 	}
 	return t.Flush()
+}
+
+func optional(v *float64) string {
+	if v == nil {
+		return "–"
+	}
+	return number(*v)
 }
 
 func number(v float64) string {

@@ -177,6 +177,7 @@ func TestDashboard(t *testing.T) {
 	t.Run("the numbers match the API", func(t *testing.T) { numbersMatch(t, p, base) })
 	t.Run("names are text", func(t *testing.T) { namesAreText(t, p, base) })
 	t.Run("a tail filter works", func(t *testing.T) { tailFilters(t, p, base) })
+	t.Run("transfers are shown", func(t *testing.T) { transfersShown(t, p, base) })
 	t.Run("a query runs", func(t *testing.T) { queryRuns(t, p, base) })
 	t.Run("explain tells the story of an evicted block", func(t *testing.T) { explainTells(t, p, base) })
 	t.Run("a reload restores the state", func(t *testing.T) { reloadRestores(t, p, base) })
@@ -195,7 +196,7 @@ func TestDashboard(t *testing.T) {
 		kept.says(`kvstrata demo at (http://\S+)`)
 		p.live()
 		p.expect("")
-		eventually(t, "the rows of the new life", func() bool { return len(p.texts("engine-row")) == 2 },
+		eventually(t, "the rows of the new life", func() bool { return len(p.texts("engine-row")) == 4 },
 			func() string { return strings.Join(p.texts("engine-row"), "\n") })
 		lives := func() any {
 			for _, row := range get[history.Answer](t, base+"/v1/query/engines?since=1h").Rows {
@@ -211,7 +212,7 @@ func TestDashboard(t *testing.T) {
 
 func numbersMatch(t *testing.T, p *page, base string) {
 	eventually(t, "every source is on the page", func() bool {
-		return int(p.number("sources-total")) == len(sources(t, base)) && p.number("sources-live") == 6
+		return int(p.number("sources-total")) == len(sources(t, base)) && p.number("sources-live") == 8
 	}, func() string { return eval[string](p, `document.body.innerText`) })
 	p.show(base + "/engines")
 	eventually(t, "a row an engine", func() bool { return len(p.texts("engine-row")) == len(sources(t, base)) },
@@ -288,6 +289,51 @@ func tailFilters(t *testing.T, p *page, base string) {
 	}
 }
 
+// transfersShown waits until loads are told from prefill to decode engines, and checks the page against history.
+func transfersShown(t *testing.T, p *page, base string) {
+	p.show(base + "/")
+	p.do("go to Transfers by keys", chromedp.KeyEvent("gr"))
+	eventually(t, "loads are told", func() bool {
+		return len(p.texts("transfer-row")) > 0 && len(p.texts("slow-row")) > 0 && p.number("transfers-rate") > 0 && p.number("transfers-p99") > 0
+	}, func() string { return eval[string](p, `document.body.innerText`) })
+	if at := eval[string](p, `location.pathname`); at != "/transfers" {
+		t.Errorf("g r leads to %s", at)
+	}
+	ways := eval[[][2]string](p, fmt.Sprintf(`[...document.querySelectorAll(%q)].map(r => [r.dataset.from, r.dataset.to])`, at("transfer-row")))
+	known := func() string {
+		var known strings.Builder
+		for _, row := range get[history.Answer](t, base+"/v1/query/loads?since=10m").Rows {
+			fmt.Fprintln(&known, row...)
+		}
+		return known.String()
+	}
+	for _, way := range ways {
+		if !strings.HasPrefix(way[0], "prefill-") || !strings.HasPrefix(way[1], "decode-") {
+			t.Errorf("a load from %q to %q", way[0], way[1])
+		}
+		eventually(t, "history has the pair", func() bool {
+			for row := range strings.Lines(known()) {
+				if strings.Contains(row, way[0]) && strings.Contains(row, way[1]) {
+					return true
+				}
+			}
+			return false
+		}, known)
+	}
+	p.do("filter", chromedp.SendKeys(chromedp.CSS(at("transfer-filter")), ways[0][1]))
+	eventually(t, "the filter holds", func() bool {
+		rows := p.texts("transfer-row")
+		for _, row := range rows {
+			if !strings.Contains(row, ways[0][1]) {
+				return false
+			}
+		}
+		return len(rows) > 0
+	}, func() string { return strings.Join(p.texts("transfer-row"), "\n") })
+	p.show(base + "/")
+	eventually(t, "Pulse tells the loads", func() bool { return p.number("loads") > 0 }, func() string { return strings.Join(p.texts("loads"), "\n") })
+}
+
 func queryRuns(t *testing.T, p *page, base string) {
 	eventually(t, "history has evictions", func() bool {
 		return len(get[history.Answer](t, base+"/v1/query/evictions?since=10m").Rows) >= 4
@@ -360,7 +406,7 @@ func accessible(t *testing.T, p *page, base string) {
 	}
 	hash := get[struct{ Rows []prefix.HotPrefix }](t, base+"/v1/prefixes?limit=1").Rows[0].Prefix.String()
 	screens := []string{
-		"/", "/engines", "/engines?source=default.demo%252Fllama-sim.prefill-0.0.engine", "/prefixes", "/history?query=events",
+		"/", "/engines", "/engines?source=default.demo%252Fllama-sim.prefill-0.0.engine", "/transfers", "/transfers?q=nobody", "/prefixes", "/history?query=events",
 		"/history?query=lifetimes", "/explain", "/explain/" + hash, "/tail",
 	}
 	for _, theme := range []string{"light", "dark"} {

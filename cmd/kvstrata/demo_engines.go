@@ -195,6 +195,7 @@ func (c *demoCmd) transfer(role connector.Role, store string) (string, error) {
 		add("url", store)
 	case "lmcache":
 		add("remote_url", store)
+		add("chunk_size", 16*c.BlockSize)
 	}
 	text, err := json.Marshal(map[string]any{
 		"kv_connector": c.Connector, "kv_role": role, "kv_load_failure_policy": connector.Recompute, "kv_connector_extra_config": extra,
@@ -258,11 +259,23 @@ func (c *demoCmd) processEngine(ctx, outlive context.Context, s *stack, sup *sup
 	return e, sup.said(spec.Name, "events"), sup.said(spec.Name, "replay"), nil
 }
 
+// storeMegabytes bounds the store of a demo: enough to see it fill up and evict.
+const storeMegabytes = 256
+
 // openStore starts the shared store where the connector has one and none is given. It returns its address.
 func (c *demoCmd) openStore(ctx, outlive context.Context, s *stack, d *demoEngines) (string, error) {
 	if c.Connector == "none" {
 		return "", nil
 	}
-	d.connector = c.Connector + ", bytes derived from what a block holds and compared on arrival"
-	return c.Store, nil
+	d.connector = c.Connector + "; what blocks hold is derived from their prefix and compared on arrival"
+	url, stop, err := startStore(s.app, c.Connector, c.Store, storeMegabytes)
+	if err != nil || url == "" {
+		return "", err
+	}
+	d.connector = c.Connector + " at " + url + strings.TrimPrefix(d.connector, c.Connector)
+	d.group.Go(func() error {
+		<-outlive.Done()
+		return stop()
+	})
+	return url, nil
 }

@@ -426,4 +426,3 @@ const GroupBytes = GroupBlocks * BlockTokens * layers * 2 * heads * headSize * e
 
 // GroupBlocks is how many blocks a store has under one key: an environment's configuration says so.
 const GroupBlocks = 4
-

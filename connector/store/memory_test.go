@@ -4,45 +4,46 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
-	"os"
 	"sync"
-	"testing"
 
 	"kvstrata/connector"
-	"kvstrata/connector/connectortest"
 	"kvstrata/connector/store"
-	"kvstrata/leaktest"
 )
 
-func TestMain(m *testing.M) { os.Exit(leaktest.Run(m)) }
-
-// memory is a store in this process: a transport of an engine to itself, or of tests.
+// memory is a store in this process.
 type memory struct {
 	mu     sync.Mutex
 	values map[string][]byte
 	room   int // bytes
 }
 
-// backend is one engine's way to a memory.
-type backend struct {
-	*memory
-	space string // keys of caches that are not alike differ
-}
-
 var errFull = errors.New("the store is full")
 
+// transport makes both halves of a connector over the memory.
 func (m *memory) transport() connector.Transport {
 	return store.Transport{Open: func(o store.Opening) (store.Backend, error) {
-		return &backend{m, hex.EncodeToString(o.Compatibility[:8])}, nil
+		// An engine whose cache is not like that of the one which saved finds nothing: its keys are others.
+		return &backend{memory: m, space: hex.EncodeToString(o.Compatibility[:8])}, nil
 	}}.Connector()
 }
 
+// backend is one engine's way to the memory.
+type backend struct {
+	*memory
+	space string
+}
+
+var _ store.Backend = (*backend)(nil)
+
+// Name is what events call the store.
 func (b *backend) Name() string { return "memory" }
 
+// Key is made of the last block's name, which says all that is before it.
 func (b *backend) Key(g *store.Group) string {
 	return b.space + ":" + g.Blocks[len(g.Blocks)-1].Hash.String()
 }
 
+// Prefix counts leading keys.
 func (b *backend) Prefix(_ context.Context, keys []string) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -54,6 +55,7 @@ func (b *backend) Prefix(_ context.Context, keys []string) (int, error) {
 	return len(keys), nil
 }
 
+// Put copies the pieces of each value, one behind the other.
 func (b *backend) Put(_ context.Context, items []store.Item) []error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -63,7 +65,7 @@ func (b *backend) Put(_ context.Context, items []store.Item) []error {
 			errs[i] = errFull
 			continue
 		}
-		var value []byte
+		value := make([]byte, 0, item.Bytes)
 		for _, p := range item.Pieces {
 			value = append(value, p...)
 		}
@@ -72,6 +74,7 @@ func (b *backend) Put(_ context.Context, items []store.Item) []error {
 	return errs
 }
 
+// Get copies each value to where its pieces are. One that has another size is none.
 func (b *backend) Get(_ context.Context, items []store.Item) []error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -89,41 +92,5 @@ func (b *backend) Get(_ context.Context, items []store.Item) []error {
 	return errs
 }
 
+// Close has nothing to close.
 func (b *backend) Close() error { return nil }
-
-// The family's halves keep the contract over a store that has no network: what is left out here is what networks do.
-func TestContract(t *testing.T) {
-	connectortest.Run(t, connectortest.Rig{Local: true, Setup: func(*testing.T) connectortest.Environment {
-		m := &memory{values: make(map[string][]byte), room: 1 << 40}
-		f := new(connector.Factory)
-		if err := f.Register("memory", m.transport()); err != nil {
-			t.Fatal(err)
-		}
-		return connectortest.Environment{
-			Factory: f,
-			Config: func(role connector.Role, _ string) connector.Config {
-				c := connector.DefaultConfig()
-				c.Connector, c.Role = "memory", role
-				c.Extra["group_blocks"] = []byte("4")
-				return c
-			},
-			Fill: func(*testing.T) {
-				m.mu.Lock()
-				defer m.mu.Unlock()
-				m.room = 3 * connectortest.GroupBytes
-			},
-			Remove: func(_ *testing.T, last []connector.Name) {
-				m.mu.Lock()
-				defer m.mu.Unlock()
-				for key := range m.values {
-					for _, n := range last {
-						if key[len(key)-len(n.Hash.String()):] == n.Hash.String() {
-							delete(m.values, key)
-						}
-					}
-				}
-			},
-		}
-	}})
-}
-

@@ -6,7 +6,9 @@ import (
 
 	"kvstrata/connector"
 	"kvstrata/connector/direct"
+	"kvstrata/connector/lmcache"
 	"kvstrata/connector/null"
+	"kvstrata/connector/redis"
 	"kvstrata/connector/tcp"
 )
 
@@ -15,8 +17,10 @@ import (
 func Default() *connector.Factory {
 	f := new(connector.Factory)
 	for name, t := range map[string]connector.Transport{
-		"null": null.Transport,
-		"tcp":  {NewScheduler: newTCPScheduler, NewWorker: tcp.NewWorker},
+		"null":    null.Transport,
+		"tcp":     {NewScheduler: newTCPScheduler, NewWorker: tcp.NewWorker},
+		"redis":   redis.Transport().Connector(),
+		"lmcache": lmcache.Transport().Connector(),
 	} {
 		if err := f.Register(name, t); err != nil {
 			panic(err) // two of the names above are the same

@@ -334,7 +334,75 @@ export class Fleet {
           },
     );
     documents.set("prefixes", { rows: this.prefixes() });
+    if (this.loaded === undefined || Date.now() >= this.loaded.due) {
+      this.loaded = { due: Date.now() + 1000, doc: this.loads() };
+    }
+    documents.set("loads", this.loaded.doc);
     return documents;
+  }
+
+  loads() {
+    const none = { loads: 0, blocks: 0, bytes: 0, rate: { loads: 0, blocks: 0, bytes: 0 } };
+    const doc = { window_seconds: 10, ...none, pairs: [], more: 0, forgotten: 0, slowest: [] };
+    if (this.scenario === "empty" || this.scenario === "nohistory") {
+      return { ...doc, seconds: { first: 0, bytes: [] } };
+    }
+    const now = Date.now();
+    const second = Math.floor(now / 1000);
+    const to = this.sources.filter((s) => s.instance.startsWith("decode")).slice(0, 6);
+    const from = [...this.sources.filter((s) => s.instance.startsWith("prefill")).slice(0, 3), this.sources[11]];
+    const names = [...from.map((s) => s?.instance ?? ""), "redis://kv-store.cache.svc.cluster.local:6379", ""];
+    const wave = (s, n) => Math.max(0, 1 + Math.sin(s / (11 + n)) + 0.4 * Math.sin(s / 3));
+    names.forEach((peer, i) => {
+      for (const [j, s] of to.entries()) {
+        const busy = (i + j) % 4 === 3 ? 0 : wave(second, i + j) / (1 + i);
+        const loads = Math.round(busy * 42) / 10;
+        const p50 = 0.9 + i * 2.1 + j / 7;
+        doc.pairs.push({
+          from: peer,
+          from_tier: i === 4 ? "STORAGE" : "GPU",
+          to: s.instance,
+          to_tier: i === 4 ? "CPU" : "GPU",
+          id: s.id.replace(/engine$/, "connector"),
+          loads: 40_000 + this.version * (i + 1),
+          blocks: 960_000 + this.version * 24,
+          bytes: 2_013_265_920_000 / (1 + i) ** 3 + this.version * 1e7,
+          last: loads > 0 ? now - 200 * i : now - 90_000,
+          rate: { loads, blocks: loads * 24, bytes: loads * 24 * 2_097_152 },
+          ...(loads > 0
+            ? { latency_ms: { p50, p99: p50 * 4.4, max: p50 * 4.9 }, speed: Math.round(1.3e10 / (1 + i)) }
+            : {}),
+        });
+      }
+    });
+    doc.pairs.sort((a, b) => b.rate.bytes - a.rate.bytes);
+    for (const p of doc.pairs) {
+      for (const field of ["loads", "blocks", "bytes"]) {
+        doc[field] += p[field];
+        doc.rate[field] += p.rate[field];
+      }
+    }
+    doc.last = now - 100;
+    doc.latency_ms = { p50: 1.28, p99: 41.9, max: 47.3 };
+    doc.speed = 9_400_000_000;
+    doc.slowest = doc.pairs
+      .filter((p) => p.latency_ms)
+      .sort((a, b) => b.latency_ms.max - a.latency_ms.max)
+      .slice(0, 10)
+      .map(({ from: peer, from_tier, to: name, to_tier, id, latency_ms }, n) => ({
+        time: now - 4000 * n - 17,
+        request: n === 2 ? "" : `cmpl-${hash(random(n + 5), 32)}-0`,
+        from: peer,
+        from_tier,
+        to: name,
+        to_tier,
+        id,
+        blocks: 24 + n,
+        bytes: (24 + n) * 2_097_152,
+        duration_ms: latency_ms.max,
+      }));
+    const bytes = Array.from({ length: 300 }, (_, n) => Math.round(8e8 * wave(second - 300 + n, 2)));
+    return { ...doc, seconds: { first: second - 300, bytes } };
   }
 
   tail(filter) {

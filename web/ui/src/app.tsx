@@ -12,6 +12,7 @@ import { HistoryScreen } from "./screens/history";
 import { PrefixesScreen } from "./screens/prefixes";
 import { PulseScreen } from "./screens/pulse";
 import { TailScreen } from "./screens/tail";
+import { TransfersScreen } from "./screens/transfers";
 import { UnknownScreen } from "./screens/unknown";
 import { Shortcuts } from "./shortcuts";
 import { TopBar, titleOf } from "./topbar";
@@ -51,6 +52,8 @@ function ScreenOf({ now }: { now: Route }) {
       return filled ? <PulseScreen /> : <Waiting title="Pulse" />;
     case "engines":
       return filled ? <EnginesScreen route={now} /> : <Waiting title="Engines" />;
+    case "transfers":
+      return filled ? <TransfersScreen route={now} /> : <Waiting title="Transfers" />;
     case "prefixes":
       return filled ? <PrefixesScreen route={now} /> : <Waiting title="Prefixes" />;
     case "history":

@@ -108,6 +108,52 @@ export interface Prefix {
   last: number;
 }
 
+export interface LoadStats {
+  /** Since the server began to read the stream. */
+  loads: number;
+  blocks: number;
+  bytes: number;
+  last?: number;
+  /** A second, over the window. */
+  rate: { loads: number; blocks: number; bytes: number };
+  /** Of the window; absent when no load told how long it took. */
+  latency_ms?: { p50: number; p99: number; max: number };
+  /** Bytes a second of one load while it ran. */
+  speed?: number;
+}
+
+export interface LoadWay {
+  /** An engine's instance or a store's name; empty where none was told. */
+  from: string;
+  from_tier: string;
+  to: string;
+  to_tier: string;
+  /** The source that told it. */
+  id: string;
+}
+
+export interface LoadPair extends LoadWay, LoadStats {}
+
+export interface SlowLoad extends LoadWay {
+  time: number;
+  request: string;
+  blocks: number;
+  bytes: number;
+  duration_ms: number;
+}
+
+export interface Loads extends LoadStats {
+  window_seconds: number;
+  /** Busiest first. */
+  pairs: LoadPair[];
+  /** Pairs that are not among them. */
+  more: number;
+  forgotten: number;
+  slowest: SlowLoad[];
+  /** Bytes by Unix second; nothing moved before and after. */
+  seconds: { first: number; bytes: number[] };
+}
+
 export interface StateFrame {
   v: number;
   full?: boolean;

@@ -109,6 +109,19 @@ export function duration(seconds: number): string {
   return unknown;
 }
 
+/** Decimal multiples, as links and memories are rated: 1.24 GB/s. Three digits. */
+export function decimal(n: number, unit: string): string {
+  const signs = ["", "k", "M", "G", "T", "P", "E"];
+  let size = n;
+  let sign = 0;
+  while (Math.abs(size) >= 999.5 && sign < signs.length - 1) {
+    size /= 1000;
+    sign++;
+  }
+  const places = Math.abs(size) >= 99.95 ? 0 : Math.abs(size) >= 9.995 ? 1 : 2;
+  return `${fixed(size, sign === 0 && (Number.isInteger(size) || size >= 10) ? 0 : places)}${gap}${signs[sign]}${unit}`;
+}
+
 export function bytes(n: number): string {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let size = n;

@@ -4,6 +4,7 @@ import { type EventKind, eventKinds } from "./contract";
 export type Route =
   | { screen: "pulse"; paused: boolean }
   | { screen: "engines"; paused: boolean; filter: string; sort: string; source: string }
+  | { screen: "transfers"; paused: boolean; filter: string; sort: string }
   | { screen: "prefixes"; paused: boolean; filter: string; sort: string }
   | { screen: "history"; paused: boolean; query: string; params: Record<string, string> }
   | { screen: "explain"; paused: boolean; hash: string; since: string }
@@ -30,6 +31,8 @@ export function parse(path: string, search: string): Route {
         return { screen: "pulse", paused };
       case "engines":
         return { screen: "engines", paused, filter: text("q"), sort: text("sort"), source: text("source") };
+      case "transfers":
+        return { screen: "transfers", paused, filter: text("q"), sort: text("sort") };
       case "prefixes":
         return { screen: "prefixes", paused, filter: text("q"), sort: text("sort") };
       case "history": {
@@ -68,6 +71,7 @@ export function format(route: Route): string {
       put("sort", route.sort);
       put("source", route.source);
       break;
+    case "transfers":
     case "prefixes":
       put("q", route.filter);
       put("sort", route.sort);

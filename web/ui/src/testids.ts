@@ -4,8 +4,10 @@
 // Pulse       sources-total, sources-live, sources-recovering, sources-partial, sources-stale, sources-gone (all but live absent when none) ·
 //             lag-worst · behind · holes · lost · dropped · digest-agreed, digest-differed · service-NAME (data-state) · rate-stored,
 //             rate-evicted, rate-loaded · chart-flow · occupancy-TIER · hits (data-reported) · hits-blocks, hits-tokens ·
-//             insight (data-weight) · fleet-cell (data-id)
+//             loads · insight (data-weight) · fleet-cell (data-id)
 // Engines     engine-row (data-id, data-state) · engine-filter · engine-shown · engine-detail · ledger-sum (data-balanced)
+// Transfers   transfers-rate, transfers-loads, transfers-p50, transfers-p99 · chart-transfers · transfer-row (data-from, data-to) ·
+//             transfer-filter · slow-row · transfers-empty
 // Prefixes    prefix-row (data-prefix) · prefix-filter
 // History     history-query · history-run · history-row · history-chart · history-exactness · history-error · history-empty ·
 //             history-sql · history-csv, history-json · range-VALUE
@@ -37,6 +39,7 @@ export const id = {
   hits: "hits",
   hitsBlocks: "hits-blocks",
   hitsTokens: "hits-tokens",
+  loads: "loads",
   insight: "insight",
   fleetCell: "fleet-cell",
 
@@ -45,6 +48,16 @@ export const id = {
   engineShown: "engine-shown",
   engineDetail: "engine-detail",
   ledgerSum: "ledger-sum",
+
+  transfersRate: "transfers-rate",
+  transfersLoads: "transfers-loads",
+  transfersP50: "transfers-p50",
+  transfersP99: "transfers-p99",
+  chartTransfers: "chart-transfers",
+  transferRow: "transfer-row",
+  transferFilter: "transfer-filter",
+  transfersEmpty: "transfers-empty",
+  slowRow: "slow-row",
 
   prefixRow: "prefix-row",
   prefixFilter: "prefix-filter",

@@ -10,6 +10,7 @@ import { setTheme, type Theme, theme } from "./theme";
 export const screens: readonly { screen: Screen; title: string; key: string }[] = [
   { screen: "pulse", title: "Pulse", key: "p" },
   { screen: "engines", title: "Engines", key: "e" },
+  { screen: "transfers", title: "Transfers", key: "r" },
   { screen: "prefixes", title: "Prefixes", key: "f" },
   { screen: "history", title: "History", key: "h" },
   { screen: "explain", title: "Explain", key: "x" },

@@ -21,6 +21,7 @@ describe("route", () => {
         source: "default.demo%2Fllama.prefill-0.0.engine",
       },
     ],
+    ["/transfers?q=redis&sort=-p99", { screen: "transfers", paused: false, filter: "redis", sort: "-p99" }],
     ["/prefixes?sort=tokens", { screen: "prefixes", paused: false, filter: "", sort: "tokens" }],
     [
       "/history?query=events&since=15m&step=30s",

@@ -1,5 +1,5 @@
 import { batch, type ReadonlySignal, type Signal, signal } from "@preact/signals";
-import type { Flow, Hits, Meta, Prefix, Service, Source, StateFrame } from "../contract";
+import type { Flow, Hits, Loads, Meta, Prefix, Service, Source, StateFrame } from "../contract";
 
 const pointPrefix = "point/";
 
@@ -15,6 +15,7 @@ export class Store {
   readonly meta: ReadonlySignal<Meta | undefined>;
   readonly hits: ReadonlySignal<Hits | undefined>;
   readonly prefixes: ReadonlySignal<readonly Prefix[] | undefined>;
+  readonly loads: ReadonlySignal<Loads | undefined>;
   readonly sourceIds: ReadonlySignal<readonly string[]>;
   readonly serviceNames: ReadonlySignal<readonly string[]>;
   /** The server's clock minus ours, in milliseconds. */
@@ -40,6 +41,7 @@ export class Store {
     this.meta = this.metaOut;
     this.hits = this.hitsOut;
     this.prefixes = this.prefixesOut;
+    this.loads = this.doc("loads") as ReadonlySignal<Loads | undefined>;
     this.sourceIds = this.ids;
     this.serviceNames = this.names;
     this.skew = this.skewOut;

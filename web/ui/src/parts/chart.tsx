@@ -15,6 +15,8 @@ export interface ChartSeries {
   mirrored?: boolean;
   filled?: boolean;
   bars?: boolean;
+  /** Drawn without dashes: it is alone. */
+  solid?: boolean;
 }
 
 export interface ChartData {
@@ -35,6 +37,8 @@ interface Props {
   x?: string;
   height: number;
   testid: string;
+  /** Writes a value of y with its unit; without it, units stand with the names. */
+  write?: (n: number) => string;
   /** Called with a range of x that was drawn with the pointer. */
   onSelect?: (min: number, max: number) => void;
 }
@@ -43,7 +47,7 @@ interface Props {
  * A chart for eyes, keys and ears: arrow keys move its cursor and a live region says what is there, and a hidden table holds
  * a digest of the data.
  */
-export function Chart({ label, series, data, time, x, height, testid, onSelect }: Props) {
+export function Chart({ label, series, data, time, x, height, testid, write, onSelect }: Props) {
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | undefined>(undefined);
   const at = useMemo(() => signal<{ index: number; left: number } | undefined>(undefined), []);
@@ -56,7 +60,7 @@ export function Chart({ label, series, data, time, x, height, testid, onSelect }
     if (!host) {
       return;
     }
-    const u = new uPlot(options(series, time, height, host.clientWidth || 600, select, at), [[]], host);
+    const u = new uPlot(options(series, time, height, host.clientWidth || 600, select, at, write), [[]], host);
     plot.current = u;
     const stopData = effect(() => show(u, series, data.value));
     const stopTheme = effect(() => {
@@ -87,7 +91,7 @@ export function Chart({ label, series, data, time, x, height, testid, onSelect }
       event.preventDefault();
       const index = Math.min(xs.length - 1, Math.max(0, target));
       u.setCursor({ left: u.valToPos(xs[index] ?? 0, "x"), top: u.bbox.height / 2 / devicePixelRatio });
-      announce(sentence(series, data.peek(), index, time, x));
+      announce(sentence(series, data.peek(), index, time, x, write));
     } else if (event.key === "Escape" && at.peek()) {
       event.stopPropagation();
       u.setCursor({ left: -10, top: -10 });
@@ -107,9 +111,9 @@ export function Chart({ label, series, data, time, x, height, testid, onSelect }
         onBlur={() => plot.current?.setCursor({ left: -10, top: -10 })}
       >
         <div ref={box} class="chart-box" />
-        <Tip at={at} data={data} series={series} time={time} x={x} />
+        <Tip at={at} data={data} series={series} time={time} x={x} write={write} />
       </div>
-      <DataTable label={label} data={data} series={series} time={time} x={x} />
+      <DataTable label={label} data={data} series={series} time={time} x={x} write={write} />
     </figure>
   );
 }
@@ -142,6 +146,7 @@ interface Shared {
   series: readonly ChartSeries[];
   time: boolean;
   x: string | undefined;
+  write: Props["write"];
 }
 
 function Tip({
@@ -150,6 +155,7 @@ function Tip({
   series,
   time,
   x,
+  write,
 }: Shared & { at: ReadonlySignal<{ index: number; left: number } | undefined> }) {
   const cursor = at.value;
   if (!cursor) {
@@ -164,7 +170,7 @@ function Tip({
         <p key={s.name} class="tip-row">
           <Swatch paint={s.paint} />
           <span>{s.name}</span>
-          <b>{value(ys[i]?.[cursor.index])}</b>
+          <b>{value(ys[i]?.[cursor.index], write)}</b>
         </p>
       ))}
     </div>
@@ -174,7 +180,7 @@ function Tip({
 const tableRows = 30;
 
 /** The data in at most 30 rows of means. It changes every five seconds, so that reading it is possible. */
-function DataTable({ label, data, series, time, x }: Shared & { label: string }) {
+function DataTable({ label, data, series, time, x, write }: Shared & { label: string }) {
   const digest = useMemo(() => signal(data.peek()), [data]);
   useEffect(() => {
     digest.value = data.peek();
@@ -198,7 +204,7 @@ function DataTable({ label, data, series, time, x }: Shared & { label: string })
             <th scope="col">{time ? "time" : (x ?? "x")}</th>
             {series.map((s) => (
               <th key={s.name} scope="col">
-                {s.name} {s.unit}
+                {s.name} {write ? "" : s.unit}
               </th>
             ))}
           </tr>
@@ -208,7 +214,7 @@ function DataTable({ label, data, series, time, x }: Shared & { label: string })
             <tr key={start}>
               <th scope="row">{place(xs[start] ?? 0, time, undefined)}</th>
               {series.map((s, i) => (
-                <td key={s.name}>{value(mean(ys[i]?.slice(start, start + step) ?? []))}</td>
+                <td key={s.name}>{value(mean(ys[i]?.slice(start, start + step) ?? []), write)}</td>
               ))}
             </tr>
           ))}
@@ -225,6 +231,7 @@ function options(
   width: number,
   select: { current: Props["onSelect"] },
   at: { value: { index: number; left: number } | undefined },
+  write: Props["write"],
 ): uPlot.Options {
   const font = "11px 'Plex Sans', sans-serif";
   const grid = { stroke: () => colour("grid"), width: 1 };
@@ -279,7 +286,7 @@ function options(
         size: (_, marks) => 14 + 6.2 * Math.max(1, ...(marks ?? []).map((m) => m.length)),
         gap: 6,
         space: 32,
-        values: (_, marks) => marks.map((m) => value(Math.abs(m))),
+        values: (_, marks) => marks.map((m) => value(Math.abs(m), write)),
       },
     ],
     series: [
@@ -290,7 +297,7 @@ function options(
           stroke: () => colour(s.paint),
           width: s.bars ? 0 : 1.6,
           points: { show: false },
-          ...(s.bars || dashes[s.paint].length === 0 ? {} : { dash: [...dashes[s.paint]] }),
+          ...(s.bars || s.solid || dashes[s.paint].length === 0 ? {} : { dash: [...dashes[s.paint]] }),
           ...(s.bars ? { fill: () => colour(s.paint) } : s.filled ? { fill: () => `${colour(s.paint)}2e` } : {}),
           ...(s.bars && bars ? { paths: bars } : {}),
         }),
@@ -344,14 +351,18 @@ function sentence(
   index: number,
   time: boolean,
   x: string | undefined,
+  write: Props["write"],
 ): string {
-  const parts = series.map((s, i) => `${s.name} ${value(data.ys[i]?.[index])} ${s.unit}`.trim());
+  const parts = series.map((s, i) => `${s.name} ${value(data.ys[i]?.[index], write)} ${write ? "" : s.unit}`.trim());
   return `${place(data.x[index] ?? 0, time, x)}: ${parts.join(", ")}`;
 }
 
-function value(n: number | null | undefined): string {
+function value(n: number | null | undefined, write?: (n: number) => string): string {
   if (n === null || n === undefined) {
     return "unknown";
+  }
+  if (write) {
+    return write(n);
   }
   return Math.abs(n) < 10 && !Number.isInteger(n) ? n.toPrecision(2) : short(n);
 }

@@ -6,6 +6,7 @@ import { FleetPanel } from "./fleetpanel";
 import { FlowPanel } from "./flowpanel";
 import { HitsPanel } from "./hitspanel";
 import { InsightList } from "./insightlist";
+import { LoadsPanel } from "./loadspanel";
 import { OccupancyPanel } from "./occupancypanel";
 import { TrustBar } from "./trustbar";
 
@@ -21,6 +22,7 @@ export function PulseScreen() {
         <FlowPanel />
         <div class="pulse-side">
           <HitsPanel />
+          <LoadsPanel />
           <OccupancyPanel />
         </div>
       </div>

@@ -1,0 +1,136 @@
+package redis
+
+import (
+	"slices"
+	"unsafe"
+
+	"github.com/zeebo/xxh3"
+	"golang.org/x/sys/unix"
+)
+
+// scatter is a place in a list of pieces, and the vectors of what is left of them. The vectors are made once for up to
+// maxVectors pieces and moved along as calls fill them.
+type scatter struct {
+	pieces [][]byte
+	piece  int // the next byte is in this piece,
+	at     int // here
+	iov    []unix.Iovec
+	room   []unix.Iovec // of iov
+	tail   bool         // the last vector is not of a piece
+	seen   []uintptr    // room
+}
+
+// start begins a list of pieces.
+func (s *scatter) start(pieces [][]byte) {
+	s.pieces, s.piece, s.at, s.iov, s.tail = pieces, 0, 0, nil, false
+	s.skip()
+}
+
+// shared reports whether two pieces begin at the same place: bytes that are thrown away all go to one. Such pieces cannot be
+// hashed once they are filled.
+func (s *scatter) shared() bool {
+	size := 4
+	for size < 2*len(s.pieces) {
+		size *= 2
+	}
+	s.seen = slices.Grow(s.seen[:0], size)[:size] // a hash table with open addressing
+	clear(s.seen)
+	for _, p := range s.pieces {
+		if len(p) == 0 {
+			continue
+		}
+		at := uintptr(unsafe.Pointer(unsafe.SliceData(p)))
+		i := int(uint64(at)*0x9e3779b97f4a7c15>>32) & (size - 1)
+		for ; s.seen[i] != 0; i = (i + 1) & (size - 1) {
+			if s.seen[i] == at {
+				return true
+			}
+		}
+		s.seen[i] = at
+	}
+	return false
+}
+
+// stop forgets the pieces, so that they are not kept alive.
+func (s *scatter) stop() {
+	clear(s.room[:cap(s.room)])
+	s.pieces, s.iov = nil, nil
+}
+
+// skip moves from the end of a piece to the next one that is not empty.
+func (s *scatter) skip() {
+	for s.piece < len(s.pieces) && s.at == len(s.pieces[s.piece]) {
+		s.piece, s.at = s.piece+1, 0
+	}
+}
+
+// prepare makes vectors of what is left unless there are some, with tail behind the last piece.
+func (s *scatter) prepare(tail []byte) {
+	if len(s.iov) > 0 && (len(s.iov) > 1 || !s.tail) {
+		return
+	}
+	s.room, s.tail = s.room[:0], false
+	at := s.at
+	for i := s.piece; i < len(s.pieces) && len(s.room) < maxVectors-1; i++ {
+		if rest := s.pieces[i][at:]; len(rest) > 0 {
+			s.room = append(s.room, vector(rest))
+		}
+		at = 0
+		if i == len(s.pieces)-1 && len(tail) > 0 {
+			s.room, s.tail = append(s.room, vector(tail)), true
+		}
+	}
+	s.iov = s.room
+}
+
+func vector(b []byte) unix.Iovec {
+	v := unix.Iovec{Base: unsafe.SliceData(b)}
+	v.SetLen(len(b))
+	return v
+}
+
+// fill copies b into the pieces and moves behind it.
+func (s *scatter) fill(b []byte) {
+	for len(b) > 0 {
+		n := copy(s.pieces[s.piece][s.at:], b)
+		b = b[n:]
+		s.at += n
+		s.skip()
+	}
+	s.iov = nil
+}
+
+// each hashes the next n bytes of the pieces.
+func (s *scatter) each(n int, hash *xxh3.Hasher) {
+	for i, at := s.piece, s.at; n > 0; i, at = i+1, 0 {
+		b := s.pieces[i][at:]
+		b = b[:min(len(b), n)]
+		_, _ = hash.Write(b)
+		n -= len(b)
+	}
+}
+
+// advance moves n bytes along.
+func (s *scatter) advance(n int) {
+	advanceVectors(&s.iov, n)
+	for n > 0 {
+		k := min(len(s.pieces[s.piece])-s.at, n)
+		n -= k
+		s.at += k
+		s.skip()
+	}
+}
+
+// advanceVectors takes the n bytes that a call has moved off the front.
+func advanceVectors(iov *[]unix.Iovec, n int) {
+	v := *iov
+	for len(v) > 0 && uint64(n) >= v[0].Len {
+		n -= int(v[0].Len)
+		v = v[1:]
+	}
+	if n > 0 {
+		v[0].Base = (*byte)(unsafe.Add(unsafe.Pointer(v[0].Base), n))
+		v[0].Len -= uint64(n)
+	}
+	*iov = v
+}
