@@ -215,7 +215,11 @@ func decodeStrictly(text []byte, target any, known []string) error {
 	}
 	var errs []error
 	for _, key := range slices.Sorted(maps.Keys(given)) {
-		if !slices.Contains(known, key) {
+		switch {
+		case slices.Contains(known, key):
+		case len(known) == 0:
+			errs = append(errs, fmt.Errorf("unknown key %q; there are none", key))
+		default:
 			errs = append(errs, fmt.Errorf("unknown key %q; the nearest known one is %q", key, nearest(key, known)))
 		}
 	}

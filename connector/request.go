@@ -13,10 +13,16 @@ type Name struct {
 // them. A request that is retried under the same id is another one.
 type Request struct {
 	ID     string
-	Tokens int     // of the prompt, and generated so far
-	Prompt int     // tokens of the prompt
-	Names  []Name  // of the leading full blocks, as far as the engine has hashed them; only grows
-	LoRA   string  // adapter
+	Tokens int    // of the prompt, and generated so far
+	Prompt int    // tokens of the prompt
+	Names  []Name // of the leading full blocks, as far as the engine has hashed them; only grows
+	LoRA   string // adapter
+	Salt   string // cache salt: who has another shares nothing
+
+	// TokenIDs are those of the prompt, for stores that name what they hold by tokens; nil where the engine does not tell.
+	// They are prompt text: no half keeps, logs or tells them.
+	TokenIDs []uint32
+
 	Params *Params // what the client sent along; nil = nothing
 }
 

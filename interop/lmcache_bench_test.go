@@ -95,7 +95,7 @@ func benchmarkLMCache(b *testing.B, url string, size int, get bool, base float64
 		}
 		defer w.Release()
 		g := &store.Group{Blocks: make([]connector.Name, 16)}
-		g.Blocks[15].Hash = event.IntHash(uint64(v))
+		g.Chunk = event.IntHash(uint64(v))
 		items = append(items, store.Item{Key: client.Key(g), Group: g, Pieces: w.Pieces, Bytes: w.Bytes})
 	}
 	if errs := client.Put(b.Context(), items); errs != nil {

@@ -101,7 +101,7 @@ func newEngine(t *testing.T, url string, mla bool, change ...func(*lmcache.Confi
 // group names a chunk of rank 1 by a hash.
 func (e *engine) group(hash uint64) *store.Group {
 	g := &store.Group{Blocks: make([]connector.Name, lmChunk/lmBlock), Rank: 1}
-	g.Blocks[len(g.Blocks)-1].Hash = event.IntHash(hash)
+	g.Chunk = event.IntHash(hash)
 	return g
 }
 

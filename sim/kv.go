@@ -155,7 +155,7 @@ func (e *Engine) Pending() bool {
 // matched asks the connector what it can bring of a waiting request beyond the tokens that are cached here.
 func (e *Engine) matched(s *sequence, computed int) connector.Match {
 	if s.kv == nil {
-		s.kv = &connector.Request{ID: s.ID, Prompt: len(s.Prompt), LoRA: s.LoRA, Params: s.Params}
+		s.kv = &connector.Request{ID: s.ID, Prompt: len(s.Prompt), LoRA: s.LoRA, Salt: s.Salt, Params: s.Params, TokenIDs: s.Prompt}
 		e.kv.conn.Scheduler.NewRequest(s.kv)
 	}
 	s.kv.Tokens = s.tokens()

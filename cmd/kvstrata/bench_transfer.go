@@ -22,16 +22,16 @@ import (
 )
 
 type benchTransferCmd struct {
-	Connector string   `help:"Whose transfers: null, tcp, redis or lmcache." enum:"null,tcp,redis,lmcache" default:"tcp"`
+	Connector string    `help:"Whose transfers: null, tcp, redis or lmcache." enum:"null,tcp,redis,lmcache" default:"tcp"`
 	Block     byteCount `help:"Bytes a block, all layers: 32K to 4M." default:"2M"`
 	Piece     byteCount `help:"Bytes that lie together: of one layer's keys or values of a block." default:"32K"`
-	Blocks    int      `help:"Blocks that are moved in a round; 0: as many as make 256 MiB." default:"0"`
-	Group     int      `help:"Blocks under one key of a store; 0: as many as make 1 MiB." default:"0"`
-	Rounds    int      `help:"Rounds; each moves the blocks by every way once." default:"9"`
-	Store     string   `help:"The store of redis or lmcache. Without it one is started." placeholder:"URL"`
-	Extra     string   `name:"connector-config" help:"kv_connector_extra_config of both ends." default:"{}" placeholder:"JSON"`
-	Python    string   `help:"A Python with LMCache's client, to be measured beside ours." placeholder:"PATH"`
-	Format    string   `help:"table or json." enum:"table,json" default:"table"`
+	Blocks    int       `help:"Blocks that are moved in a round; 0: as many as make 256 MiB." default:"0"`
+	Group     int       `help:"Blocks under one key of a store; 0: as many as make 1 MiB." default:"0"`
+	Rounds    int       `help:"Rounds; each moves the blocks by every way once." default:"9"`
+	Store     string    `help:"The store of redis or lmcache. Without it one is started." placeholder:"URL"`
+	Extra     string    `name:"connector-config" help:"kv_connector_extra_config of both ends." default:"{}" placeholder:"JSON"`
+	Python    string    `help:"A Python with LMCache's client, to be measured beside ours." placeholder:"PATH"`
+	Format    string    `help:"table or json." enum:"table,json" default:"table"`
 }
 
 // byteCount is a number of bytes, typed as 32K or 4M.
@@ -383,7 +383,7 @@ func (b *transferBench) nowhere() map[string]any {
 	case "redis":
 		return map[string]any{"url": "redis://127.0.0.1:1", "group_blocks": b.cmd.Group}
 	case "lmcache":
-		return map[string]any{"remote_url": "lm://127.0.0.1:1", "group_blocks": b.cmd.Group, "chunk_size": b.cmd.Group * benchTokens}
+		return map[string]any{"remote_url": "lm://127.0.0.1:1", "group_blocks": b.cmd.Group, "chunk_size": b.cmd.Group * benchTokens, "chunk_hashes": "engine"}
 	default:
 		return nil
 	}
@@ -469,7 +469,7 @@ func (b *transferBench) measureStore(ctx context.Context) error {
 	case "redis":
 		extra["url"] = url
 	case "lmcache":
-		extra["remote_url"], extra["chunk_size"] = url, b.cmd.Group*benchTokens
+		extra["remote_url"], extra["chunk_size"], extra["chunk_hashes"] = url, b.cmd.Group*benchTokens, "engine"
 	}
 	from, err := b.end(connector.Producer, "producer", extra)
 	if err != nil {

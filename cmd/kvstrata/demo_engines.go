@@ -196,6 +196,7 @@ func (c *demoCmd) transfer(role connector.Role, store string) (string, error) {
 	case "lmcache":
 		add("remote_url", store)
 		add("chunk_size", 16*c.BlockSize)
+		add("chunk_hashes", "engine") // LMCache's own hashes leave adapters and salts out
 	}
 	text, err := json.Marshal(map[string]any{
 		"kv_connector": c.Connector, "kv_role": role, "kv_load_failure_policy": connector.Recompute, "kv_connector_extra_config": extra,

@@ -15,21 +15,34 @@ import (
 type Config struct {
 	RemoteURL     string `json:"remote_url"`                 // lm://host:port, or redis://[[user]:password@]host:port[/db]
 	ChunkSize     int    `json:"chunk_size"`                 // tokens under one key
-	HashAlgorithm string `json:"pre_caching_hash_algorithm"` // whose hashes blocks bear; builtin ones are spelled with a sign
+	ChunkHashes   string `json:"chunk_hashes"`               // lmcache: computed from tokens as LMCache does; engine: the name of a chunk's last block
+	HashAlgorithm string `json:"pre_caching_hash_algorithm"` // of the chunk hashes; builtin ones are spelled with a sign
+	HashSeed      string `json:"python_hash_seed"`           // PYTHONHASHSEED of LMCache's engines
 	Timeout       int    `json:"blocking_timeout_secs"`      // for a window of requests, and to connect
 	Connections   int    `json:"connections"`
 	Pipeline      int    `json:"pipeline"` // requests on their way on one connection
 	Protocol      string `json:"protocol"` // of lm://: v1, or v0 as LMCache had it in 2024
 }
 
+// The values of chunk_hashes.
+const (
+	ofLMCache = "lmcache"
+	ofEngine  = "engine"
+)
+
 // Keys are the names of Config in kv_connector_extra_config.
 func Keys() []string {
-	return []string{"remote_url", "chunk_size", "pre_caching_hash_algorithm", "blocking_timeout_secs", "connections", "pipeline", "protocol"}
+	return []string{
+		"remote_url", "chunk_size", "chunk_hashes", "pre_caching_hash_algorithm", "python_hash_seed", "blocking_timeout_secs", "connections",
+		"pipeline", "protocol",
+	}
 }
 
 // DefaultConfig returns LMCache's defaults and our own.
 func DefaultConfig() Config {
-	return Config{ChunkSize: 256, HashAlgorithm: "builtin", Timeout: 10, Connections: 4, Pipeline: 16, Protocol: "v1"}
+	return Config{
+		ChunkSize: 256, ChunkHashes: ofLMCache, HashAlgorithm: "builtin", HashSeed: "0", Timeout: 10, Connections: 4, Pipeline: 16, Protocol: "v1",
+	}
 }
 
 // maxPipeline bounds what lies in socket buffers while nobody reads it: 64 requests and as many replies, without values,
@@ -48,6 +61,9 @@ func (c *Config) Validate() error {
 	}
 	if !slices.Contains([]string{"builtin", "sha256", "sha256_cbor", "sha256_cbor_64bit", "xxhash", "xxhash_cbor"}, c.HashAlgorithm) {
 		bad("pre_caching_hash_algorithm %q: want builtin, sha256, sha256_cbor, xxhash or xxhash_cbor", c.HashAlgorithm)
+	}
+	if c.ChunkHashes != ofLMCache && c.ChunkHashes != ofEngine {
+		bad("chunk_hashes %q: want lmcache or engine", c.ChunkHashes)
 	}
 	if c.Timeout < 1 || c.Timeout > 3600 {
 		bad("blocking_timeout_secs %d: want 1 to 3600", c.Timeout)

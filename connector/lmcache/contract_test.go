@@ -30,7 +30,7 @@ func TestContract(t *testing.T) {
 				through = s.address
 			}
 			for key, value := range map[string]any{
-				"remote_url": "lm://" + through, "group_blocks": 4, "chunk_size": 4 * connectortest.BlockTokens, "blocking_timeout_secs": 1,
+				"remote_url": "lm://" + through, "group_blocks": 4, "chunk_size": 4 * connectortest.BlockTokens, "blocking_timeout_secs": 1, "chunk_hashes": "engine",
 			} {
 				c.Extra[key], _ = json.Marshal(value) // strings and numbers
 			}
@@ -43,7 +43,7 @@ func TestContract(t *testing.T) {
 				m := connectortest.Model()
 				shape := lmcache.Shape{Format: lmcache.KV2LTD, DType: lmcache.Float16, KV: 2, Layers: m.Layers, Hidden: m.KVHeads * m.HeadSize}
 				client := lmcache.DefaultConfig()
-				client.RemoteURL, client.ChunkSize = "lm://"+s.address, 4*connectortest.BlockTokens
+				client.RemoteURL, client.ChunkSize, client.ChunkHashes = "lm://"+s.address, 4*connectortest.BlockTokens, "engine"
 				b, err := lmcache.New(client, m, shape)
 				if err != nil {
 					t.Fatal(err)

@@ -1,9 +1,8 @@
 // Package lmcache speaks LMCache's remote formats, so that ours and LMCache's own engines share chunks of KV cache: the
 // lm:// protocol of its cache server, as client ([Backend]) and as server ([Server]), and its layout in Redis.
 //
-// A value is a chunk in the order of KV_2LTD, or KV_MLA_FMT ([Arrange]); its key names model, rank and chunk hash ([Key]).
-// Where a chunk hash belongs we put the name of a group's last block: ours share chunks with LMCache's engines if an engine
-// names that block as LMCache names the chunk, which [Hashing] computes. A store that speaks lm:// tells nobody what it
+// A value is a chunk in the order of KV_2LTD, or KV_MLA_FMT ([Arrange]); its key names model, rank and chunk hash ([Key]),
+// which [Hashing] computes from the tokens as LMCache does. A store that speaks lm:// tells nobody what it
 // evicts: [Sweeper] asks it.
 //
 // Facts are from LMCache 0.5.6 (lmcache/v1/protocol.py, v1/server, v1/storage_backend/connector, v1/token_database.py,
@@ -70,7 +69,7 @@ func New(cfg Config, model connector.Model, shape Shape) (*Backend, error) {
 	if shape.TokenBytes() < 1 || shape.Format != KV2LTD && shape.Format != KVMLA {
 		errs = append(errs, fmt.Errorf("shape %+v: want that of arranged caches", shape))
 	}
-	b.key = Key{Model: model.Name, World: max(model.Ranks, 1), DType: shape.DType, Signed: cfg.HashAlgorithm == "builtin"}
+	b.key = Key{Model: model.Name, World: max(model.Ranks, 1), DType: shape.DType, Signed: cfg.ChunkHashes == ofLMCache && cfg.HashAlgorithm == "builtin"}
 	if shape.Format == KVMLA {
 		b.key.World = 1 // every rank holds the same; LMCache saves the first one's
 	}
@@ -106,10 +105,13 @@ func dial(cfg *Config) (client, error) {
 // Name returns the address, without a password.
 func (b *Backend) Name() string { return b.remote.name() }
 
-// Key returns LMCache's key of a group: the name of its last block stands where the chunk hash does.
+// Key returns LMCache's key of a group, with the chunk hash that chunk_hashes chooses.
 func (b *Backend) Key(g *store.Group) string {
 	k := b.key
-	k.Hash = g.Blocks[len(g.Blocks)-1].Hash
+	k.Hash = g.Chunk
+	if b.cfg.ChunkHashes == ofEngine {
+		k.Hash = g.Blocks[len(g.Blocks)-1].Hash
+	}
 	if b.shape.Format != KVMLA {
 		k.Worker = g.Rank
 	}

@@ -321,7 +321,7 @@ func TestNewRefuses(t *testing.T) {
 	m := model()
 	m.Name = "a@b"
 	_, err := lmcache.New(bad, m, lmcache.Shape{})
-	for _, word := range []string{"remote_url", "chunk_size", "pre_caching_hash_algorithm", "blocking_timeout_secs", "connections", "pipeline", "protocol", "a@b", "shape"} {
+	for _, word := range []string{"remote_url", "chunk_size", "pre_caching_hash_algorithm", "chunk_hashes", "blocking_timeout_secs", "connections", "pipeline", "protocol", "a@b", "shape"} {
 		if err == nil || !strings.Contains(err.Error(), word) {
 			t.Errorf("error does not name %s: %v", word, err)
 		}
@@ -345,11 +345,16 @@ func TestNewRefuses(t *testing.T) {
 
 func TestKeys(t *testing.T) {
 	b := backend(t, "lm://h:1")
-	if got, want := b.Key(&store.Group{Blocks: []connector.Name{{Hash: event.IntHash(1<<64 - 0xabc)}}, Rank: 0}), "org/small-1B@1@0@-abc@bfloat16"; got != want {
+	if got, want := b.Key(&store.Group{Chunk: event.IntHash(1<<64 - 0xabc)}), "org/small-1B@1@0@-abc@bfloat16"; got != want {
 		t.Errorf("key %s, want %s", got, want)
 	}
 	b = backend(t, "lm://h:1", func(c *lmcache.Config) { c.HashAlgorithm = "sha256_cbor" })
-	if got, want := b.Key(&store.Group{Blocks: []connector.Name{{Hash: event.IntHash(0xabc)}}, Rank: 0}), "org/small-1B@1@0@abc@bfloat16"; got != want {
+	if got, want := b.Key(&store.Group{Chunk: event.IntHash(0xabc)}), "org/small-1B@1@0@abc@bfloat16"; got != want {
+		t.Errorf("key %s, want %s", got, want)
+	}
+	b = backend(t, "lm://h:1", func(c *lmcache.Config) { c.ChunkHashes = "engine" })
+	g := &store.Group{Chunk: event.IntHash(1), Blocks: []connector.Name{{Hash: event.IntHash(2)}, {Hash: event.BytesHash(strings.Repeat("z", 32))}}}
+	if got, want := b.Key(g), "org/small-1B@1@0@"+strings.Repeat("7a", 32)+"@bfloat16"; got != want {
 		t.Errorf("key %s, want %s", got, want)
 	}
 }

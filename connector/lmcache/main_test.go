@@ -103,7 +103,7 @@ func backend(t testing.TB, url string, change ...func(*lmcache.Config)) *lmcache
 
 // group is 4 blocks that end with a hash.
 func group(last uint64) *store.Group {
-	g := &store.Group{}
+	g := &store.Group{Chunk: event.IntHash(last)}
 	for i := range uint64(4) {
 		g.Blocks = append(g.Blocks, connector.Name{Hash: event.IntHash(last - 3 + i), Prefix: event.PrefixHash(last - 3 + i)})
 	}

@@ -2,6 +2,7 @@ package lmcache_test
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 
@@ -42,6 +43,22 @@ func TestTransport(t *testing.T) {
 	none(t, "put", worker.Put(t.Context(), []store.Item{it}))
 	if n, err := scheduler.Prefix(t.Context(), []string{scheduler.Key(group(1000)), scheduler.Key(group(2000))}); n != 1 || err != nil {
 		t.Errorf("prefix %d, %v; want 1", n, err)
+	}
+	tokens := make([]uint32, 40)
+	name, err := tr.Chunks(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hashing, err := lmcache.NewHashing("builtin", "0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := hashing.ChunkHashes(tokens, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := name(tokens); err != nil || !slices.Equal(got, want) || len(got) != 2 {
+		t.Errorf("chunks %v, %v; want %v", got, err, want)
 	}
 	for extra, word := range map[string]string{
 		`{"remote_url": "lm://h:1"}`:                      "group_blocks to 64", // of 4 tokens

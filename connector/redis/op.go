@@ -40,6 +40,7 @@ type op struct {
 	bytes int    // of the payload
 	cost  int    // bytes that it has under way
 	head  []byte // of a SET: the command up to the payload
+	link  *link  // to which it was handed
 
 	mu       sync.Mutex
 	item     *store.Item
@@ -126,7 +127,7 @@ func (c *call) grow(n int) {
 // reset makes operation i ready to be handed over.
 func (c *call) reset(i int, kind opKind, key string, item *store.Item) *op {
 	o := c.ops[i]
-	o.kind, o.key, o.item = kind, key, item
+	o.kind, o.key, o.item, o.link = kind, key, item, nil
 	o.bytes, o.head = 0, o.head[:0]
 	if item != nil {
 		o.bytes = item.Bytes

@@ -215,6 +215,10 @@ func (b *Backend) hand(ctx context.Context, c *call, r *route, retry bool) error
 			continue
 		}
 		l := n.idle()
+		if o.link != nil && o.link.address == n.address {
+			l = o.link // it has a new connection by now; another may not have noticed yet that its own is lost
+		}
+		o.link = l
 		l.load.Add(int64(o.cost))
 		select {
 		case l.queue <- o:

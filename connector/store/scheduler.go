@@ -21,6 +21,7 @@ type Scheduler struct {
 	backend   Backend // set by SetHandshake
 	name      string
 	journal   *connector.Journal
+	chunks    func(tokens []uint32) ([]event.BlockHash, error) // nil = groups are named by their last blocks
 
 	requests map[string]*request
 	building *metadata
@@ -29,6 +30,7 @@ type Scheduler struct {
 
 // request is what the half knows of one request.
 type request struct {
+	chunks []event.BlockHash // names of the prompt's groups, where the store has its own
 	lookup *lookup
 	loaded bool // a load was ordered: what did not come is not asked for again
 	saved  int  // groups that were ordered to be saved
@@ -51,14 +53,20 @@ var _ connector.Scheduler = (*Scheduler)(nil)
 
 // NewScheduler returns the half of a transport.
 func NewScheduler(s connector.Setup, t Transport) (*Scheduler, error) {
-	cfg, err := configOf(&s)
+	cfg, err := t.check(&s)
 	if err != nil {
 		return nil, err
 	}
-	return &Scheduler{
+	half := &Scheduler{
 		setup: s, cfg: cfg, transport: t, journal: connector.NewJournal(&s), requests: make(map[string]*request),
 		building: new(metadata), lookups: make(chan *lookup, maxLookups),
-	}, nil
+	}
+	if t.Chunks != nil {
+		if half.chunks, err = t.Chunks(s); err != nil {
+			return nil, err
+		}
+	}
+	return half, nil
 }
 
 // SetHandshake opens the store for what the workers registered, which must be the same on every rank.
@@ -137,7 +145,26 @@ func (s *Scheduler) answer(ctx context.Context, l *lookup) {
 }
 
 // NewRequest begins to follow a request.
-func (s *Scheduler) NewRequest(r *connector.Request) { s.requests[r.ID] = new(request) }
+func (s *Scheduler) NewRequest(r *connector.Request) {
+	st := new(request)
+	// Names by tokens say nothing of adapters and salts: such a prompt is not shared.
+	if s.chunks != nil && len(r.TokenIDs) > 0 && r.LoRA == "" && r.Salt == "" {
+		var err error
+		if st.chunks, err = s.chunks(r.TokenIDs[:min(len(r.TokenIDs), r.Prompt)]); err != nil {
+			s.setup.Log.Warn("a prompt's groups have no names in the store", "store", s.name, "err", err)
+		}
+	}
+	s.requests[r.ID] = st
+}
+
+// named returns how many of a request's groups have names, of so many tokens.
+func (s *Scheduler) named(r *connector.Request, st *request, tokens int) int {
+	n := min(tokens/(s.cfg.GroupBlocks*s.setup.Model.BlockTokens), len(r.Names)/s.cfg.GroupBlocks)
+	if s.chunks != nil {
+		n = min(n, len(st.chunks))
+	}
+	return n
+}
 
 // MatchedTokens asks the store, and says so the first time; then it answers with the groups that are there.
 func (s *Scheduler) MatchedTokens(r *connector.Request, computed int) connector.Match {
@@ -146,12 +173,12 @@ func (s *Scheduler) MatchedTokens(r *connector.Request, computed int) connector.
 		return connector.Match{}
 	}
 	size := s.cfg.GroupBlocks * s.setup.Model.BlockTokens
-	from, end := computed/size, min(r.Prompt/size, len(r.Names)/s.cfg.GroupBlocks)
+	from, end := computed/size, s.named(r, st, r.Prompt)
 	if from >= end {
 		return connector.Match{}
 	}
 	if st.lookup == nil || from < st.lookup.from {
-		l := &lookup{from: from, groups: s.groups(r, from, end), done: make(chan struct{})}
+		l := &lookup{from: from, groups: s.groups(r, st, from, end), done: make(chan struct{})}
 		select {
 		case s.lookups <- l:
 			st.lookup = l
@@ -173,11 +200,14 @@ func (s *Scheduler) MatchedTokens(r *connector.Request, computed int) connector.
 }
 
 // groups returns a request's groups.
-func (s *Scheduler) groups(r *connector.Request, from, end int) []Group {
+func (s *Scheduler) groups(r *connector.Request, st *request, from, end int) []Group {
 	groups := make([]Group, end-from)
 	for i := range groups {
 		first := (from + i) * s.cfg.GroupBlocks
 		g := &groups[i]
+		if s.chunks != nil {
+			g.Chunk = st.chunks[from+i]
+		}
 		g.Blocks, g.LoRA = r.Names[first:first+s.cfg.GroupBlocks:first+s.cfg.GroupBlocks], r.LoRA
 		if first > 0 {
 			g.HasParent, g.Parent = true, r.Names[first-1]
@@ -195,7 +225,7 @@ func (s *Scheduler) UpdateAfterAlloc(r *connector.Request, blocks []int, compute
 	st.loaded = true
 	n, tokens := s.cfg.GroupBlocks, s.setup.Model.BlockTokens
 	from, end := computed/tokens/n, (computed+external)/tokens/n
-	o := order{request: r.ID, first: from * n, groups: s.groups(r, from, end), blocks: append([]int(nil), blocks[from*n:end*n]...)}
+	o := order{request: r.ID, first: from * n, groups: s.groups(r, st, from, end), blocks: append([]int(nil), blocks[from*n:end*n]...)}
 	there := computed/tokens - o.first
 	for i := range there {
 		o.blocks[i] = connector.Discard
@@ -214,7 +244,7 @@ func (s *Scheduler) BuildMetadata(step *connector.Step) connector.Metadata {
 		for i := range step.Scheduled {
 			sc := &step.Scheduled[i]
 			if st := s.requests[sc.Request.ID]; st != nil && sc.Computed/size > st.saved {
-				s.save(sc, st, min(sc.Computed/size, len(sc.Request.Names)/s.cfg.GroupBlocks))
+				s.save(sc, st, s.named(sc.Request, st, sc.Computed))
 			}
 		}
 	}
@@ -233,7 +263,7 @@ func (s *Scheduler) save(sc *connector.Scheduled, st *request, end int) {
 	}
 	r, n := sc.Request, s.cfg.GroupBlocks
 	o := order{
-		request: r.ID, first: st.saved * n, groups: s.groups(r, st.saved, end), blocks: append([]int(nil), sc.Blocks[st.saved*n:end*n]...),
+		request: r.ID, first: st.saved * n, groups: s.groups(r, st, st.saved, end), blocks: append([]int(nil), sc.Blocks[st.saved*n:end*n]...),
 	}
 	s.building.saves = append(s.building.saves, o)
 	run := connector.Run{

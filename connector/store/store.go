@@ -9,6 +9,7 @@ import (
 	"fmt"
 
 	"kvstrata/connector"
+	"kvstrata/event"
 )
 
 // Group is a run of consecutive blocks of one request that is stored under one key.
@@ -17,7 +18,8 @@ type Group struct {
 	Parent    connector.Name   // the block before them, when HasParent
 	HasParent bool
 	LoRA      string
-	Rank      int // tensor-parallel rank whose part it is
+	Rank      int             // tensor-parallel rank whose part it is
+	Chunk     event.BlockHash // what the store's own scheme calls the group, where there is one (Transport.Chunks)
 }
 
 // Item is one group on its way to a store or from it.
@@ -93,8 +95,22 @@ type Transport struct {
 	// Arrange puts registered caches into the order in which the store wants bytes, and says what the backend must know of it;
 	// nil = as they are registered.
 	Arrange func(connector.Caches) (c connector.Caches, describe []byte, err error)
+	// Check tells what is wrong with a setup before anything is opened; nil = nothing can be.
+	Check func(connector.Setup) error
+	// Chunks returns how the store names groups by the tokens of a prompt, from its start on; nil, or a nil function = by their
+	// last blocks' names.
+	Chunks func(connector.Setup) (func(tokens []uint32) ([]event.BlockHash, error), error)
 	// Open returns the backend. It does not wait for the store.
 	Open func(Opening) (Backend, error)
+}
+
+// check returns the family's part of a setup's configuration, once all of it is right.
+func (t Transport) check(s *connector.Setup) (Config, error) {
+	cfg, err := configOf(s)
+	if err == nil && t.Check != nil {
+		err = t.Check(*s)
+	}
+	return cfg, err
 }
 
 // Connector returns both halves for a factory.

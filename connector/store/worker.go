@@ -51,7 +51,7 @@ var errNoRoom = errors.New("too many transfers wait")
 
 // NewWorker returns one rank's half of a transport.
 func NewWorker(s connector.Setup, t Transport) (*Worker, error) {
-	cfg, err := configOf(&s)
+	cfg, err := t.check(&s)
 	if err != nil {
 		return nil, err
 	}

@@ -144,7 +144,7 @@ func (s *Set) judgeStored(b *event.Batch, ev *event.Event) {
 		switch {
 		case c.hashable:
 			s.hashBlock(b, ev, &c, i, at)
-		case bl.Prefix != 0 && at >= 0:
+		case bl.Prefix != 0 && at >= 0 && !ev.Unrooted:
 			s.nameBlock(b, ev, i, at, ev.Seed) // a store's watcher reads the name with the block
 		case at >= 0 && s.slab.at(at).prefix != 0:
 			s.told = append(s.told, at) // a placeholder says nothing of the chain: a run of its own does

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -121,9 +122,7 @@ func (s *Server) start() {
 	defer tick.Stop()
 	deadline := time.After(patience)
 	for {
-		conn, err := net.Dial("tcp", s.Addr)
-		if err == nil {
-			_ = conn.Close()
+		if s.answers() {
 			return
 		}
 		select {
@@ -134,6 +133,26 @@ func (s *Server) start() {
 		case <-tick.C:
 		}
 	}
+}
+
+// answers reports whether the server has begun to serve: then its other sockets are there too. One with TLS only connects.
+func (s *Server) answers() bool {
+	conn, err := net.Dial("tcp", s.Addr)
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	if slices.Contains(s.args, "--tls-port") {
+		return true
+	}
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return false
+	}
+	if _, err := conn.Write([]byte("PING\r\n")); err != nil {
+		return false
+	}
+	_, err = read(bufio.NewReader(conn)) // that a password is wanted is an answer
+	return err == nil
 }
 
 // Kill ends the process at once, and returns when it has ended. It may be called again.

@@ -1,0 +1,60 @@
+package transports_test
+
+import (
+	"io"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kvstrata/connector"
+	"kvstrata/connector/null"
+	"kvstrata/connector/transports"
+)
+
+func setup(name, extra string) connector.Setup {
+	c, err := connector.ParseConfig([]byte(`{"kv_connector":"` + name + `","kv_role":"kv_both","kv_connector_extra_config":` + extra + `}`))
+	if err != nil {
+		panic(err)
+	}
+	return connector.Setup{Config: c, Ranks: 1, Model: connector.Model{BlockTokens: 16}, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+}
+
+func TestDefault(t *testing.T) {
+	f := transports.Default()
+	if diff := cmp.Diff([]string{"lmcache", "null", "redis", "tcp"}, f.Names()); diff != "" {
+		t.Error(diff)
+	}
+	if err := f.Register("tcp", null.Transport); err == nil || !strings.Contains(err.Error(), "taken") {
+		t.Errorf("a name was given twice: %v", err)
+	}
+	if err := f.Register("mine", null.Transport); err != nil {
+		t.Error(err)
+	}
+	if _, err := f.Worker(setup("mine", "{}")); err != nil {
+		t.Error(err)
+	}
+}
+
+// A mistake is named in the words that were typed, and in both halves.
+func TestMistakesAreNamed(t *testing.T) {
+	f := transports.Default()
+	for _, test := range []struct{ name, extra, want string }{
+		{"nixl", "{}", "there are lmcache, null, redis, tcp"},
+		{"tcp", `{"chunk_byte":1}`, `unknown key "chunk_byte"; the nearest known one is "chunk_bytes"`},
+		{"tcp", `{"mode":"shove"}`, `mode "shove": want pull or push`},
+		{"null", `{"ttl":1}`, `unknown key "ttl"`},
+		{"redis", `{"group_blocks":0}`, "group_blocks 0"},
+		{"lmcache", `{"paralel":2}`, `the nearest known one is "parallel"`},
+	} {
+		var errs [2]error
+		_, errs[0] = f.Scheduler(setup(test.name, test.extra))
+		_, errs[1] = f.Worker(setup(test.name, test.extra))
+		for half, err := range errs {
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%s %s, half %d: %v, want %q", test.name, test.extra, half, err, test.want)
+			}
+		}
+	}
+}
