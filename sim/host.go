@@ -88,10 +88,7 @@ func (h *Host) Run(ctx context.Context, clock Clock) (err error) {
 	}()
 	for {
 		now := clock.Now()
-		h.mu.Lock()
-		progress, err := h.engine.Step(now)
-		pending := h.engine.Pending()
-		h.mu.Unlock()
+		progress, pending, err := h.step(now)
 		if err != nil {
 			return fmt.Errorf("step engine %s: %w", h.engine.Name(), err)
 		}
@@ -110,6 +107,15 @@ func (h *Host) Run(ctx context.Context, clock Clock) (err error) {
 		}
 		h.answer(progress.Finished)
 	}
+}
+
+// step runs one step, and reports whether more must follow even if it did nothing: a connector's answer, or a transfer, is
+// waited for.
+func (h *Host) step(now event.Time) (progress Progress, pending bool, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	progress, err = h.engine.Step(now)
+	return progress, h.engine.Pending() || h.engine.Busy(), err
 }
 
 // idle waits for work; it returns false when ctx ended first.

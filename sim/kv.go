@@ -159,9 +159,10 @@ func (e *Engine) matched(s *sequence, computed int) connector.Match {
 		e.kv.conn.Scheduler.NewRequest(s.kv)
 	}
 	s.kv.Tokens = s.tokens()
-	e.nameKV(s, min(len(s.hashes), len(s.Prompt)/e.cfg.BlockSize))
+	e.hash(s, len(s.Prompt)/e.cfg.BlockSize)
+	e.nameKV(s, len(s.Prompt)/e.cfg.BlockSize)
 	m := e.kv.conn.Scheduler.MatchedTokens(s.kv, computed)
-	m.Tokens = min(m.Tokens, len(s.Prompt)-computed)
+	m.Tokens = max(0, min(m.Tokens, len(s.Prompt)-computed)) // of one that was preempted, more may be there than the prompt
 	return m
 }
 

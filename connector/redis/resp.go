@@ -189,7 +189,6 @@ func (r *reader) payload(o *op, p *preamble, checksum bool) (fail, err error) {
 	stale, buffered := o.left, r.raw == nil
 	if !stale {
 		r.scatter.start(o.item.Pieces)
-		buffered = buffered || checksum && r.scatter.shared()
 	}
 	o.mu.Unlock()
 	left := o.bytes

@@ -1,14 +1,20 @@
 package redis
 
 import (
-	"slices"
-
 	"kvstrata/connector"
 	"kvstrata/connector/store"
 )
 
 // Transport returns the connector over a Redis store, for the factory's Register.
-func Transport() store.Transport { return store.Transport{Open: Open} }
+func Transport() store.Transport {
+	return store.Transport{
+		Check: func(s connector.Setup) error {
+			_, err := FromExtra(s.Config.Extra)
+			return err
+		},
+		Open: Open,
+	}
+}
 
 // Open returns the backend of a half, from what its kv_connector_extra_config holds beside the store's own keys.
 func Open(o store.Opening) (store.Backend, error) {
@@ -23,16 +29,10 @@ func Open(o store.Opening) (store.Backend, error) {
 	return b, nil
 }
 
-// FromExtra reads the configuration from kv_connector_extra_config, and leaves the store's own keys alone.
+// FromExtra reads the configuration from kv_connector_extra_config, in which the store's own keys may stand too.
 func FromExtra(extra connector.Extra) (Config, error) {
-	own := connector.Extra{}
-	for key, value := range extra {
-		if !slices.Contains(store.Keys(), key) {
-			own[key] = value
-		}
-	}
 	cfg := DefaultConfig()
-	if err := own.Into(&cfg, Keys()...); err != nil {
+	if err := extra.Into(&cfg, append(store.Keys(), Keys()...)...); err != nil {
 		return cfg, err
 	}
 	return cfg, cfg.Validate()

@@ -1,7 +1,6 @@
 package redis
 
 import (
-	"slices"
 	"unsafe"
 
 	"github.com/zeebo/xxh3"
@@ -17,38 +16,12 @@ type scatter struct {
 	iov    []unix.Iovec
 	room   []unix.Iovec // of iov
 	tail   bool         // the last vector is not of a piece
-	seen   []uintptr    // room
 }
 
 // start begins a list of pieces.
 func (s *scatter) start(pieces [][]byte) {
 	s.pieces, s.piece, s.at, s.iov, s.tail = pieces, 0, 0, nil, false
 	s.skip()
-}
-
-// shared reports whether two pieces begin at the same place: bytes that are thrown away all go to one. Such pieces cannot be
-// hashed once they are filled.
-func (s *scatter) shared() bool {
-	size := 4
-	for size < 2*len(s.pieces) {
-		size *= 2
-	}
-	s.seen = slices.Grow(s.seen[:0], size)[:size] // a hash table with open addressing
-	clear(s.seen)
-	for _, p := range s.pieces {
-		if len(p) == 0 {
-			continue
-		}
-		at := uintptr(unsafe.Pointer(unsafe.SliceData(p)))
-		i := int(uint64(at)*0x9e3779b97f4a7c15>>32) & (size - 1)
-		for ; s.seen[i] != 0; i = (i + 1) & (size - 1) {
-			if s.seen[i] == at {
-				return true
-			}
-		}
-		s.seen[i] = at
-	}
-	return false
 }
 
 // stop forgets the pieces, so that they are not kept alive.

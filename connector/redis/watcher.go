@@ -69,6 +69,7 @@ type Watcher struct {
 	ready   atomic.Bool
 	dropped atomic.Uint64
 	scans   atomic.Uint64
+	groups  atomic.Int64 // of the catalog
 }
 
 // NewWatcher returns a watcher of the store that a backend with the same configuration uses. Nothing happens before Run.
@@ -96,6 +97,9 @@ func (w *Watcher) Ready() bool { return w.ready.Load() }
 
 // Dropped returns how many notifications found no room; each time the store was compared as a whole.
 func (w *Watcher) Dropped() uint64 { return w.dropped.Load() }
+
+// Groups returns how many groups the store holds, each rank's counted.
+func (w *Watcher) Groups() int { return int(w.groups.Load()) }
 
 // Reconciled returns how often the store was compared as a whole.
 func (w *Watcher) Reconciled() uint64 { return w.scans.Load() }
@@ -265,6 +269,7 @@ func (w *Watcher) stumble(ctx context.Context, n *watched, err error) {
 
 // publish tells what happened.
 func (w *Watcher) publish() error {
+	w.groups.Store(int64(w.catalog.Len()))
 	for part := range slices.Chunk(w.catalog.Events(), batchEvents) {
 		b := event.Batch{Time: event.UnixTime(time.Now()), Way: event.Live, Rank: -1, Events: part}
 		if err := w.pub.Publish(&b); err != nil {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -176,7 +177,12 @@ func (w *Worker) StartLoad(context.Context) error {
 	return nil
 }
 
+// job makes an order this rank's own: the ranks of one process are given the same metadata.
 func (w *Worker) job(o order) *job {
+	o.groups = slices.Clone(o.groups)
+	for i := range o.groups {
+		o.groups[i].Rank = w.setup.Rank
+	}
 	j := &job{order: o, posted: time.Now()}
 	j.ctx, j.cancel = context.WithCancel(context.Background())
 	return j
@@ -276,7 +282,6 @@ func appendBlocks(dst, blocks []int) []int {
 }
 
 func (w *Worker) item(g *Group, window *connector.Window) Item {
-	g.Rank = w.setup.Rank
 	return Item{Key: w.backend.Key(g), Group: g, Pieces: window.Pieces, Bytes: window.Bytes}
 }
 
@@ -318,7 +323,6 @@ func (w *Worker) save(ctx context.Context, j *job) {
 	n := w.cfg.GroupBlocks
 	keys := make([]string, len(j.groups))
 	for i := range j.groups {
-		j.groups[i].Rank = w.setup.Rank
 		keys[i] = w.backend.Key(&j.groups[i])
 	}
 	there, err := w.backend.Prefix(ctx, keys)

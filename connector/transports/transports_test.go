@@ -46,6 +46,7 @@ func TestMistakesAreNamed(t *testing.T) {
 		{"tcp", `{"mode":"shove"}`, `mode "shove": want pull or push`},
 		{"null", `{"ttl":1}`, `unknown key "ttl"`},
 		{"redis", `{"group_blocks":0}`, "group_blocks 0"},
+		{"redis", `{"urls":"redis://h:1"}`, `the nearest known one is "url"`},
 		{"lmcache", `{"paralel":2}`, `the nearest known one is "parallel"`},
 	} {
 		var errs [2]error

@@ -1,0 +1,105 @@
+package encoder
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"kvstrata/event"
+)
+
+// Setup is what both halves are made with.
+type Setup struct {
+	Config Config
+	Rank   int // of a worker: tensor-parallel rank
+	Ranks  int // tensor-parallel ranks; 1 or more
+	Model  Model
+	Tier   event.Tier       // of the engine's encoder cache in records; empty = GPU
+	Now    func() time.Time // nil = time.Now
+	Log    *slog.Logger
+}
+
+// Validate returns every problem at once.
+func (s *Setup) Validate() error {
+	errs := []error{s.Config.Validate(), s.Model.Validate()}
+	if s.Ranks < 1 || s.Rank < 0 || s.Rank >= s.Ranks {
+		errs = append(errs, fmt.Errorf("rank %d of %d: want 0 or more, and less than their number", s.Rank, s.Ranks))
+	}
+	if s.Log == nil {
+		errs = append(errs, errors.New("no logger"))
+	}
+	return errors.Join(errs...)
+}
+
+// Transport makes both halves of a connector. A constructor validates and allocates; it starts nothing.
+type Transport struct {
+	NewScheduler func(Setup) (Scheduler, error)
+	NewWorker    func(Setup) (Worker, error)
+}
+
+// Factory knows transports by the names that ec_connector has (vLLM's ECConnectorFactory). The zero value knows none. It is
+// filled before it is used.
+type Factory struct{ byName map[string]Transport }
+
+// Register adds a transport. A name is registered once.
+func (f *Factory) Register(name string, t Transport) error {
+	if name == "" || t.NewScheduler == nil || t.NewWorker == nil {
+		return fmt.Errorf("register encoder transport %q: want a name and both halves", name)
+	}
+	if _, ok := f.byName[name]; ok {
+		return fmt.Errorf("register encoder transport %q: the name is taken", name)
+	}
+	if f.byName == nil {
+		f.byName = make(map[string]Transport)
+	}
+	f.byName[name] = t
+	return nil
+}
+
+// Names returns the names, sorted.
+func (f *Factory) Names() []string { return slices.Sorted(maps.Keys(f.byName)) }
+
+// Scheduler makes the scheduler's half of the transport that the configuration names.
+func (f *Factory) Scheduler(s Setup) (Scheduler, error) {
+	t, err := f.find(&s)
+	if err != nil {
+		return nil, err
+	}
+	half, err := t.NewScheduler(s)
+	if err != nil {
+		return nil, fmt.Errorf("make scheduler of encoder connector %s: %w", s.Config.Connector, err)
+	}
+	return half, nil
+}
+
+// Worker makes one rank's half.
+func (f *Factory) Worker(s Setup) (Worker, error) {
+	t, err := f.find(&s)
+	if err != nil {
+		return nil, err
+	}
+	half, err := t.NewWorker(s)
+	if err != nil {
+		return nil, fmt.Errorf("make worker of encoder connector %s: %w", s.Config.Connector, err)
+	}
+	return half, nil
+}
+
+// find returns the transport that a setup names, and fills in the setup's defaults.
+func (f *Factory) find(s *Setup) (Transport, error) {
+	t, ok := f.byName[s.Config.Connector]
+	if !ok {
+		return t, fmt.Errorf("ec_connector %q: unknown; there are %s", s.Config.Connector, strings.Join(f.Names(), ", "))
+	}
+	if s.Tier == "" {
+		s.Tier = event.GPU
+	}
+	if s.Now == nil {
+		s.Now = time.Now
+	}
+	return t, s.Validate()
+}

@@ -1,0 +1,322 @@
+package sim_test
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kvstrata/connector"
+	"kvstrata/connector/store"
+	"kvstrata/connector/transports"
+	"kvstrata/event"
+	"kvstrata/sim"
+)
+
+// shelf is a store in this process that can fail.
+type shelf struct {
+	mu     sync.Mutex
+	values map[string][]byte
+	gone   func(key string) bool // a Get of it fails
+	bend   func(value []byte)    // of each Get
+}
+
+type shelfBackend struct {
+	*shelf
+	space string
+}
+
+var errGone = errors.New("gone")
+
+func (s shelfBackend) Name() string { return "shelf" }
+
+func (s shelfBackend) Key(g *store.Group) string {
+	return fmt.Sprint(s.space, ":", g.Rank, ":", g.Blocks[len(g.Blocks)-1].Hash)
+}
+
+func (s shelfBackend) Prefix(_ context.Context, keys []string) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, k := range keys {
+		if _, ok := s.values[k]; !ok {
+			return i, nil
+		}
+	}
+	return len(keys), nil
+}
+
+func (s shelfBackend) Put(_ context.Context, items []store.Item) []error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, item := range items {
+		var value []byte
+		for _, p := range item.Pieces {
+			value = append(value, p...)
+		}
+		s.values[item.Key] = value
+	}
+	return nil
+}
+
+func (s shelfBackend) Get(_ context.Context, items []store.Item) []error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	errs := make([]error, len(items))
+	for i, item := range items {
+		value, ok := s.values[item.Key]
+		if !ok || s.gone != nil && s.gone(item.Key) {
+			errs[i] = errGone
+			continue
+		}
+		value = append([]byte(nil), value...)
+		if s.bend != nil {
+			s.bend(value)
+		}
+		for _, p := range item.Pieces {
+			value = value[copy(p, value):]
+		}
+	}
+	return errs
+}
+
+func (s shelfBackend) Close() error { return nil }
+
+// connected is a fleet whose engines have connectors.
+type connected struct {
+	*fleet
+	loaded  recorder // what decode engines' connectors told
+	mu      sync.Mutex
+	records []event.Transfer
+}
+
+// connect gives a fleet's engines connectors, and runs them until the test ends.
+func connect(t *testing.T, f *fleet, factory *connector.Factory, name string, prefill int, edit func(*sim.KVConfig)) *connected {
+	t.Helper()
+	c := &connected{fleet: f}
+	ctx, cancel := context.WithCancel(context.Background())
+	var runs sync.WaitGroup
+	t.Cleanup(func() {
+		cancel()
+		runs.Wait()
+		for _, e := range f.engines {
+			if err := e.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	for i, e := range f.engines {
+		cfg := sim.DefaultKVConfig()
+		cfg.Factory, cfg.Log, cfg.Events = factory, slog.New(slog.NewTextHandler(io.Discard, nil)), &recorder{}
+		cfg.Layers, cfg.KVHeads, cfg.HeadSize = 2, 1, 8
+		cfg.Transfer = connector.DefaultConfig()
+		cfg.Transfer.Connector, cfg.Transfer.Role, cfg.Transfer.OnLoadFailure = name, connector.Producer, connector.Recompute
+		if i >= prefill {
+			cfg.Transfer.Role, cfg.Events = connector.Consumer, &c.loaded
+		}
+		if name == "tcp" {
+			cfg.Transfer.Extra["listen"] = []byte(`"127.0.0.1:0"`)
+		}
+		cfg.Stats = func(*connector.Stats) {}
+		cfg.Records = func(r []event.Transfer) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.records = append(c.records, r...)
+		}
+		if edit != nil {
+			edit(&cfg)
+		}
+		if err := e.Connect(cfg); err != nil {
+			t.Fatal(err)
+		}
+		runs.Go(func() {
+			if err := e.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return c
+}
+
+// shelved returns a factory whose transport is a shelf.
+func shelved(t *testing.T, s *shelf) *connector.Factory {
+	t.Helper()
+	s.values = make(map[string][]byte)
+	var f connector.Factory
+	err := f.Register("shelf", store.Transport{Open: func(o store.Opening) (store.Backend, error) {
+		return shelfBackend{s, hex.EncodeToString(o.Compatibility[:4])}, nil
+	}}.Connector())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &f
+}
+
+// sameSeed makes engines call a prefix the same, as those that share a store must.
+func sameSeed(cfg *sim.EngineConfig) { cfg.HashSeed, cfg.PoolBlocks = 0, 4096 }
+
+// Blocks that prefill engines computed reach decode engines byte for byte, at full speed and in time, and every pool is
+// whole again.
+func TestConnectedFleets(t *testing.T) {
+	for _, test := range []struct {
+		name, transport string
+		speed           float64
+		ranks           int
+	}{
+		{"tcp at full speed", "tcp", 0, 1},
+		{"tcp in time", "tcp", 1e5, 1},
+		{"tcp with two ranks", "tcp", 0, 2},
+		{"a store at full speed", "shelf", 0, 1},
+		{"a store in time", "shelf", 1e5, 1},
+		{"a store with two ranks", "shelf", 0, 2},
+		{"null", "null", 0, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			factory := transports.Default()
+			if test.transport == "shelf" {
+				factory = shelved(t, new(shelf))
+			}
+			c := connect(t, newFleet(t, test.speed, 2, 1, sameSeed), factory, test.transport, 2, func(cfg *sim.KVConfig) { cfg.Ranks = test.ranks })
+			if err := c.Run(t.Context(), trace(t, small())); err != nil {
+				t.Fatal(err)
+			}
+			report := c.Report()
+			d := report.Engines[2].Stats
+			if report.Finished != 150 || d.BlocksWrong > 0 || d.BlocksFailed > 0 || d.Failed > 0 {
+				t.Errorf("%d requests finished, %d wrong blocks, %d failed", report.Finished, d.BlocksWrong, d.BlocksFailed)
+			}
+			if test.transport == "null" {
+				if d.BlocksVerified > 0 || len(c.loaded.batches) > 0 {
+					t.Error("null moved something")
+				}
+				return
+			}
+			told := uint64(0)
+			for _, b := range c.loaded.batches {
+				for _, ev := range b.Events {
+					if ev.Kind != event.Loaded {
+						t.Errorf("a consumer tells %v", ev.Kind)
+					}
+					told += uint64(len(ev.Blocks))
+				}
+			}
+			if d.BlocksLoaded == 0 || told != d.BlocksLoaded {
+				t.Errorf("%d full blocks were loaded, and %d are told", d.BlocksLoaded, told)
+			}
+			for _, e := range c.engines {
+				for range 10_000 { // what the last consumer said arrives soon
+					if !e.Pending() {
+						break
+					}
+					if _, err := e.Step(1); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if e.Pending() {
+					t.Errorf("%s keeps blocks", e.Name())
+				}
+			}
+		})
+	}
+}
+
+// What LOADED tells bears the names that the engine's own events get from their tokens.
+func TestLoadedBearsTheBlocksNames(t *testing.T) {
+	f := newFleet(t, 0, 1, 1, sameSeed)
+	c := connect(t, f, transports.Default(), "tcp", 1, nil)
+	requests := small()[:1]
+	if err := c.Run(t.Context(), trace(t, requests)); err != nil {
+		t.Fatal(err)
+	}
+	stored := c.told[1].batches[0].Events[0]
+	names := event.Prefixes(nil, stored.Tokens, 16, event.NewHasher("").Seed("", ""), false)
+	var want, got []event.Block
+	for i, b := range stored.Blocks {
+		want = append(want, event.Block{Hash: b.Hash, Prefix: names[i], Copies: -1, Age: -1})
+	}
+	for _, ev := range c.loaded.batches[0].Events {
+		got = append(got, ev.Blocks...)
+		if ev.Load.Peer != "engine-0" || ev.Load.Bytes == 0 || ev.Load.Request == "" {
+			t.Errorf("%+v", ev.Load)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" || len(want) < 10 {
+		t.Errorf("%d blocks (-stored +loaded):\n%s", len(want), diff)
+	}
+}
+
+// What does not come is computed under one policy, and ends the request under the other.
+func TestLoadsThatFail(t *testing.T) {
+	for _, policy := range []connector.FailurePolicy{connector.Recompute, connector.Fail} {
+		t.Run(policy.String(), func(t *testing.T) {
+			n := 0
+			s := &shelf{gone: func(string) bool { n++; return n%3 == 0 }}
+			factory := shelved(t, s)
+			c := connect(t, newFleet(t, 0, 1, 1, sameSeed), factory, "shelf", 1, func(cfg *sim.KVConfig) { cfg.Transfer.OnLoadFailure = policy })
+			if err := c.Run(t.Context(), trace(t, small())); err != nil {
+				t.Fatal(err)
+			}
+			d := c.Report().Engines[1].Stats
+			if d.Finished != 150 || d.BlocksFailed == 0 || d.BlocksWrong > 0 || (d.Failed > 0) != (policy == connector.Fail) {
+				t.Errorf("%d finished, %d blocks failed, %d wrong, %d requests failed", d.Finished, d.BlocksFailed, d.BlocksWrong, d.Failed)
+			}
+			failed := 0
+			for _, r := range c.records {
+				if r.Kind == event.TransferFailed {
+					failed += int(r.Blocks)
+				}
+			}
+			if uint64(failed) != d.BlocksFailed {
+				t.Errorf("%d blocks are recorded as failed, %d did", failed, d.BlocksFailed)
+			}
+		})
+	}
+}
+
+// The check is real: a byte that is another is seen.
+func TestAWrongByteIsSeen(t *testing.T) {
+	s := &shelf{bend: func(value []byte) { value[len(value)-3] ^= 1 }}
+	factory := shelved(t, s)
+	c := connect(t, newFleet(t, 0, 1, 1, sameSeed), factory, "shelf", 1, nil)
+	if err := c.Run(t.Context(), trace(t, small()[:20])); err != nil {
+		t.Fatal(err)
+	}
+	if d := c.Report().Engines[1].Stats; d.BlocksWrong == 0 || d.BlocksWrong == d.BlocksVerified {
+		t.Errorf("%d of %d blocks are wrong", d.BlocksWrong, d.BlocksVerified)
+	}
+}
+
+// Pools too small for all that runs: requests are preempted while their blocks are saved, and nothing is saved wrong.
+func TestPreemptionsUnderAConnector(t *testing.T) {
+	factory := shelved(t, new(shelf))
+	f := newFleet(t, 1e5, 1, 1, func(cfg *sim.EngineConfig) { cfg.HashSeed, cfg.PoolBlocks, cfg.TokensPerStep = 0, 300, 256 })
+	c := connect(t, f, factory, "shelf", 1, nil)
+	if err := c.Run(t.Context(), trace(t, small())); err != nil {
+		t.Fatal(err)
+	}
+	report := c.Report()
+	d := report.Engines[1].Stats
+	if report.Preempted == 0 || d.BlocksWrong > 0 || d.BlocksVerified == 0 {
+		t.Errorf("%d preemptions, %d of %d blocks wrong", report.Preempted, d.BlocksWrong, d.BlocksVerified)
+	}
+}
+
+func TestConnectRefuses(t *testing.T) {
+	f := newFleet(t, 0, 1, 0, nil)
+	if err := f.engines[0].Connect(sim.KVConfig{Layers: 1000, HeadSize: 7}); err == nil {
+		t.Error("nonsense was taken")
+	}
+	cfg := sim.DefaultKVConfig()
+	cfg.Factory, cfg.Log, cfg.Events = transports.Default(), slog.New(slog.NewTextHandler(io.Discard, nil)), &recorder{}
+	cfg.Records, cfg.Stats = func([]event.Transfer) {}, func(*connector.Stats) {}
+	cfg.Transfer = connector.DefaultConfig()
+	cfg.Transfer.Connector, cfg.Transfer.Role = "carrier pigeon", connector.Both
+	if err := f.engines[0].Connect(cfg); err == nil {
+		t.Error("a transport that is not there was taken")
+	}
+}
