@@ -56,6 +56,17 @@ func (b *Bus) Read(ctx context.Context, from uint64, sources ...event.Source) (*
 	return r, nil
 }
 
+// ReadTold returns a reader of what a model's connectors tell, from a stream sequence on, and of one source's statuses. The
+// caller closes it.
+func (b *Bus) ReadTold(ctx context.Context, from uint64, source event.Source) (*Reader, error) {
+	r, err := b.Read(ctx, from)
+	if err != nil {
+		return nil, err
+	}
+	r.subjects = []string{allConnectors(source.Cluster, source.Model), Subject(Status, source)}
+	return r, nil
+}
+
 // Identity returns the stream that is read.
 func (r *Reader) Identity() event.Position { return r.identity }
 

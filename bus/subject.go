@@ -30,6 +30,14 @@ func Subject(kind Kind, source event.Source) string {
 	return subjectRoot + string(kind) + "." + source.Tokens()
 }
 
+// allConnectors is the subject of the events of all connectors of a cluster's model.
+func allConnectors(cluster, model string) string {
+	tokens := strings.Split(Subject(Events, event.Source{Cluster: cluster, Model: model, Instance: "i", Origin: event.Connector}), ".")
+	n := len(tokens)
+	tokens[n-3], tokens[n-2] = "*", "*" // instance and dp_rank
+	return strings.Join(tokens, ".")
+}
+
 // ParseSubject reads what Subject wrote.
 func ParseSubject(subject string) (Kind, event.Source, error) {
 	rest, ok := strings.CutPrefix(subject, subjectRoot)

@@ -6,7 +6,6 @@ import (
 
 	"kvstrata/bus"
 	"kvstrata/event"
-	"kvstrata/event/resident"
 	"kvstrata/publisher"
 	"kvstrata/publisher/publishertest"
 	"kvstrata/subscriber"
@@ -44,7 +43,7 @@ func TestFanoutKeepsTheContract(t *testing.T) {
 func TestNATSKeepsTheContract(t *testing.T) {
 	publishertest.Run(t, func(t *testing.T) (publisher.EventPublisher, publishertest.Received) {
 		_, b := startBus(t)
-		n, err := publisher.NewNATS(publisher.DefaultStreamConfig(), resident.DefaultConfig(), b, connectorSource, quiet())
+		n, err := publisher.NewNATS(publisher.DefaultNATSConfig(), b, connectorSource, quiet())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,9 +14,30 @@ import (
 	"kvstrata/event/resident"
 )
 
+// NATSConfig says how the source of a connector or a store is published.
+type NATSConfig struct {
+	Stream StreamConfig
+	Judge  resident.Config
+	// Fence is that of the lease under which the source is published, where several could do it; it numbers the life too, so
+	// that consumers drop what an earlier holder sends. 0 = the Unix time in milliseconds.
+	Fence event.Fence
+	// Stores are the instances of the shared stores that the source reads from.
+	Stores []string
+	// State tells how far what was published can be trusted, and why not in full. Run asks it from a goroutine of its own; what
+	// it answers must hold for everything published before. nil = live from the start on.
+	State func() (event.State, string)
+}
+
+// DefaultNATSConfig returns the configuration of a source that has one publisher, and reads from no store.
+func DefaultNATSConfig() NATSConfig {
+	return NATSConfig{Stream: DefaultStreamConfig(), Judge: resident.DefaultConfig()}
+}
+
 // NATS publishes the events of a connector or a store: it judges them, as the subscriber does for engines, and puts
-// them on the bus. Its epoch, and its fence, is the Unix time in milliseconds at which it was made.
+// them on the bus. Each is a new life of its source, which begins with nothing: what an earlier one held is void for consumers
+// as soon as they hear of this one.
 type NATS struct {
+	cfg    NATSConfig
 	stream *Stream
 	epoch  event.Epoch
 
@@ -29,15 +50,27 @@ type NATS struct {
 }
 
 // NewNATS returns a publisher for a source. Nothing is sent before Run runs.
-func NewNATS(cfg StreamConfig, judge resident.Config, b *bus.Bus, source event.Source, log *slog.Logger) (*NATS, error) {
+func NewNATS(cfg NATSConfig, b *bus.Bus, source event.Source, log *slog.Logger) (*NATS, error) {
 	if source.Origin == event.Engine {
 		return nil, fmt.Errorf("publish %v: an engine's events are judged by its subscriber", source)
 	}
-	now := time.Now().UnixMilli()
-	cfg.MaxWait = 0 // it never waits: observing must not slow a transfer
+	if cfg.Fence == 0 {
+		cfg.Fence = event.Fence(time.Now().UnixMilli())
+	}
+	if cfg.State == nil {
+		cfg.State = func() (event.State, string) { return event.StateLive, "" }
+	}
+	cfg.Stream.MaxWait = 0 // it never waits: observing must not slow a transfer
 	return &NATS{
-		stream: NewStream(cfg, b, source, event.Fence(now), log), epoch: event.Epoch(now), set: resident.New(judge, nil),
+		cfg: cfg, stream: NewStream(cfg.Stream, b, source, cfg.Fence, log), epoch: event.Epoch(cfg.Fence), set: resident.New(cfg.Judge, nil),
 	}, nil
+}
+
+// Blocks returns how many blocks are resident, by what was published.
+func (n *NATS) Blocks() uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.set.Blocks()
 }
 
 // Publish judges a batch, numbers it and hands it to the stream, without the prompt text that its names are made of.
@@ -75,6 +108,12 @@ func (n *NATS) copy(b *event.Batch) event.Batch {
 	return own
 }
 
+// A status is sent each second, and when the state has changed, which is looked at more often.
+const (
+	statusEvery = time.Second
+	lookEvery   = 100 * time.Millisecond
+)
+
 // Run sends until ctx ends, says each second how the source does, and writes its checkpoints.
 func (n *NATS) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
@@ -82,17 +121,23 @@ func (n *NATS) Run(ctx context.Context) error {
 	group.Go(func() error { return n.stream.Run(streamCtx) })
 	group.Go(func() error {
 		defer stop()
-		if err := n.report(event.StateLive, true); err != nil {
+		state, reason := n.cfg.State()
+		if err := n.report(state, reason, true); err != nil {
 			return err
 		}
-		tick := time.NewTicker(time.Second)
+		tick := time.NewTicker(lookEvery)
 		defer tick.Stop()
-		for {
+		for said := time.Now(); ; {
 			select {
 			case <-ctx.Done():
-				return n.report(event.StateGone, true)
-			case <-tick.C:
-				if err := n.report(event.StateLive, false); err != nil {
+				return n.report(event.StateGone, "its publisher has stopped", true)
+			case now := <-tick.C:
+				was := state
+				if state, reason = n.cfg.State(); state == was && now.Sub(said) < statusEvery {
+					continue
+				}
+				said = now
+				if err := n.report(state, reason, false); err != nil {
 					return err
 				}
 			}
@@ -101,20 +146,21 @@ func (n *NATS) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// report publishes the status, and a checkpoint when one is due or now is set.
-func (n *NATS) report(state event.State, now bool) error {
+// report publishes the status, and a checkpoint when one is due or now is set. The state was read before: what is published
+// since is behind it in the stream.
+func (n *NATS) report(state event.State, reason string, now bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	seq := n.next - min(n.next, 1)
 	st := event.Status{
-		Epoch: n.epoch, Seq: seq, State: state, Time: event.UnixTime(time.Now()), Digest: n.set.Digest(),
-		Ledger: n.ledger.Clone(), Copies: event.CopiesCounted, Groups: n.set.Groups(), Counters: n.set.Oddities(),
+		Epoch: n.epoch, Seq: seq, State: state, Reason: reason, Time: event.UnixTime(time.Now()), Digest: n.set.Digest(),
+		Ledger: n.ledger.Clone(), Copies: event.CopiesCounted, Groups: n.set.Groups(), Counters: n.set.Oddities(), Stores: n.cfg.Stores,
 	}
 	if err := n.stream.Status(&st); err != nil {
 		return err
 	}
 	if now || n.stream.CheckpointDue(time.Now(), n.set.Entries()) {
-		cp := &event.Checkpoint{Epoch: n.epoch, Seq: seq, State: state, Ledger: n.ledger.Clone()}
+		cp := &event.Checkpoint{Epoch: n.epoch, Seq: seq, State: state, Reason: reason, Ledger: n.ledger.Clone()}
 		n.stream.Checkpoint(cp, n.set.Snapshot())
 	}
 	return nil

@@ -299,14 +299,14 @@ func TestStreamAnswersRequestsForACheckpoint(t *testing.T) {
 
 func TestNATSPublisherRefusesEngines(t *testing.T) {
 	_, b := startBus(t)
-	if _, err := publisher.NewNATS(publisher.DefaultStreamConfig(), resident.DefaultConfig(), b, engineSource, quiet()); err == nil {
+	if _, err := publisher.NewNATS(publisher.DefaultNATSConfig(), b, engineSource, quiet()); err == nil {
 		t.Error("an engine's events are judged by its subscriber")
 	}
 }
 
 func TestNATSPublisherCheckpointsAtStartAndStop(t *testing.T) {
 	_, b := startBus(t)
-	n, err := publisher.NewNATS(publisher.DefaultStreamConfig(), resident.DefaultConfig(), b, connectorSource, quiet())
+	n, err := publisher.NewNATS(publisher.DefaultNATSConfig(), b, connectorSource, quiet())
 	if err != nil {
 		t.Fatal(err)
 	}

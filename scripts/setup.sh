@@ -32,6 +32,9 @@ fi
 if [ "${1:-}" = test ] && ! command -v chromium >/dev/null 2>&1; then
   missing+=(chromium fonts-dejavu-core) # without any font it draws nothing
 fi
+if [ "${1:-}" = test ] && ! command -v redis-server >/dev/null 2>&1; then
+  missing+=(redis-server)
+fi
 
 install_debs() {
   echo "setup: installing ${missing[*]}"

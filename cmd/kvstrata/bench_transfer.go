@@ -30,7 +30,7 @@ type benchTransferCmd struct {
 	Rounds    int       `help:"Rounds; each moves the blocks by every way once." default:"9"`
 	Store     string    `help:"The store of redis or lmcache. Without it one is started." placeholder:"URL"`
 	Extra     string    `name:"connector-config" help:"kv_connector_extra_config of both ends." default:"{}" placeholder:"JSON"`
-	Python    string    `help:"A Python with LMCache's client, to be measured beside ours." placeholder:"PATH"`
+	Python    string    `help:"The Python of interop/setup.sh lmcache, to measure LMCache's client beside ours; from the repository's root." placeholder:"PATH"`
 	Format    string    `help:"table or json." enum:"table,json" default:"table"`
 }
 
@@ -484,14 +484,13 @@ func (b *transferBench) measureStore(ctx context.Context) error {
 	ways := []way{
 		{"save", func() (time.Duration, error) {
 			round++
-			names := fmt.Sprint(round % 2) // the second round's keys replace those of the round before the last
 			if err := b.forget(ctx, url); err != nil {
 				return 0, err
 			}
-			return b.save(ctx, from, b.request(fmt.Sprint("save-", round), names, nil))
+			return b.save(ctx, from, b.request(fmt.Sprint("save-", round), fmt.Sprint(round), nil))
 		}},
 		{"load", func() (time.Duration, error) {
-			took, err := b.load(ctx, to, b.request(fmt.Sprint("load-", round), fmt.Sprint(round%2), nil))
+			took, err := b.load(ctx, to, b.request(fmt.Sprint("load-", round), fmt.Sprint(round), nil))
 			if err != nil {
 				return 0, err
 			}
@@ -519,27 +518,27 @@ func (b *transferBench) measureStore(ctx context.Context) error {
 	return b.python(ctx, url)
 }
 
-// python measures LMCache's own client against the same server.
+// python measures LMCache's own client against the same server, with values of the same size. It does not scatter them.
 func (b *transferBench) python(ctx context.Context, url string) error {
 	if b.cmd.Python == "" {
 		return nil
 	}
-	fields := strings.Fields(b.cmd.Python)
-	fields = append(fields, "--url", url, "--size", fmt.Sprint(int(b.cmd.Block)*b.cmd.Group))
-	cmd := exec.CommandContext(ctx, fields[0], fields[1:]...)
+	size := fmt.Sprint(int(b.cmd.Block) * b.cmd.Group)
+	cmd := exec.CommandContext(ctx, b.cmd.Python, "interop/lmcache_bench.py", "--url", url, "--size", size,
+		"--bytes", fmt.Sprint(b.cmd.Blocks*int(b.cmd.Block)), "--rounds", fmt.Sprint(b.cmd.Rounds))
 	cmd.Stderr = b.app.stderr
 	out, err := cmd.Output()
 	if err != nil {
 		return fmt.Errorf("run LMCache's client: %w", err)
 	}
 	var theirs struct {
-		Put float64 `json:"put_gb_per_s"`
-		Get float64 `json:"get_gb_per_s"`
+		Put map[string]float64 `json:"put_gb_per_s"`
+		Get map[string]float64 `json:"get_gb_per_s"`
 	}
 	if err := json.Unmarshal(out, &theirs); err != nil {
 		return fmt.Errorf("read what LMCache's client says: %w", err)
 	}
-	for name, baseline := range map[string]float64{"gb_per_s": theirs.Get, "save_gb_per_s": theirs.Put} {
+	for name, baseline := range map[string]float64{"gb_per_s": theirs.Get[size], "save_gb_per_s": theirs.Put[size]} {
 		f := b.figures[name]
 		ratio := f.Value / baseline
 		f.Baseline, f.Ratio, f.Goal = &baseline, &ratio, goal(3)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -83,6 +84,11 @@ func (c *demoCmd) Run(a *app) (err error) {
 	if c.Processes {
 		supervisor = newSupervisor(a)
 		supervisor.env = []string{"KVSTRATA_HASH_KEY=" + c.HashKey, "KVSTRATA_CLICKHOUSE=" + c.ClickHouse}
+		if u, err := url.Parse(c.Store); err == nil {
+			if password, ok := u.User.Password(); ok {
+				supervisor.env = append(supervisor.env, storePassword+"="+password)
+			}
+		}
 		view = newRemoteView(supervisor)
 	} else if err := c.addRoles(s, dir); err != nil {
 		return err
@@ -102,6 +108,15 @@ func (c *demoCmd) Run(a *app) (err error) {
 	} else {
 		if err := s.addSubscriber(c.edgeFlags.subscriber(), engines.configs); err != nil {
 			return err
+		}
+		if engines.store != "" {
+			spec, err := c.storeSpec(engines.store)
+			if err == nil {
+				err = s.addStore(spec)
+			}
+			if err != nil {
+				return err
+			}
 		}
 		if err := s.listen(c.listenFlags); err != nil {
 			return err
@@ -142,7 +157,7 @@ func (c *demoCmd) addRoles(s *stack, dir string) error {
 	if err := s.addHistory(c.historyFlags, dir, nil); err != nil {
 		return err
 	}
-	return s.addWeb(c.HashKey, c.historyFlags, dir, knownRoles)
+	return s.addWeb(c.HashKey, c.historyFlags, dir, fleetRoles)
 }
 
 func (c *demoCmd) speed() (float64, error) {
@@ -193,6 +208,9 @@ func (c *demoCmd) announce(ctx context.Context, a *app, s *stack, view fleetView
 	}
 	if d.connector != "" {
 		fmt.Fprintf(a.stdout, "  connector   %s\n", d.connector)
+	}
+	if d.store != "" {
+		fmt.Fprintf(a.stdout, "  store       what it holds is told as a source of its own\n")
 	}
 	fmt.Fprintf(a.stdout, "  subscriber  hears %d engines\n", len(d.configs))
 	fmt.Fprintf(a.stdout, "  prefix      %s/v1/lookup and /v1/sources\n", url)

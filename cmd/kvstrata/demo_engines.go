@@ -22,6 +22,7 @@ type demoEngines struct {
 	prefill, decode []demoEngine
 	configs         []subscriber.EngineConfig // prefill engines first
 	connector       string                    // for people; empty without one
+	store           string                    // address of the shared store; empty without one
 	group           *errgroup.Group
 	cancel          context.CancelFunc
 }
@@ -179,13 +180,25 @@ func (c *demoCmd) transfer(role connector.Role, store string) (string, error) {
 	if c.Connector == "none" {
 		return "", nil
 	}
-	extra := map[string]json.RawMessage{}
-	if err := json.Unmarshal([]byte(c.Extra), &extra); err != nil {
-		return "", usagef("--connector-config: want a JSON object: %w", err)
+	extra, err := c.extraConfig(store)
+	if err != nil {
+		return "", err
+	}
+	text, err := json.Marshal(map[string]any{
+		"kv_connector": c.Connector, "kv_role": role, "kv_load_failure_policy": connector.Recompute, "kv_connector_extra_config": extra,
+	})
+	return string(text), err
+}
+
+// extraConfig returns what every connector has in common: what was typed, and the demo's own where it was not.
+func (c *demoCmd) extraConfig(store string) (connector.Extra, error) {
+	extra := connector.Extra{}
+	if err := json.Unmarshal([]byte(c.Extra), (*map[string]json.RawMessage)(&extra)); err != nil {
+		return nil, usagef("--connector-config: want a JSON object: %w", err)
 	}
 	add := func(key string, value any) {
 		if _, ok := extra[key]; !ok {
-			extra[key], _ = json.Marshal(value) // strings and numbers
+			setExtra(extra, key, value)
 		}
 	}
 	switch c.Connector {
@@ -193,15 +206,30 @@ func (c *demoCmd) transfer(role connector.Role, store string) (string, error) {
 		add("listen", "127.0.0.1:0")
 	case "redis":
 		add("url", store)
+		add("store_name", c.Connector)
 	case "lmcache":
 		add("remote_url", store)
 		add("chunk_size", 16*c.BlockSize)
 		add("chunk_hashes", "engine") // LMCache's own hashes leave adapters and salts out
+		add("store_name", c.Connector)
 	}
-	text, err := json.Marshal(map[string]any{
-		"kv_connector": c.Connector, "kv_role": role, "kv_load_failure_policy": connector.Recompute, "kv_connector_extra_config": extra,
-	})
-	return string(text), err
+	return extra, nil
+}
+
+// storeSpec returns the shared store as its watcher sees it.
+func (c *demoCmd) storeSpec(url string) (storeSpec, error) {
+	extra, err := c.extraConfig(url)
+	if err != nil {
+		return storeSpec{}, err
+	}
+	s := storeSpec{
+		format: c.Connector, extra: extra, ranks: 1, blockSize: c.BlockSize, dtype: "float16",
+		source: event.Source{Cluster: event.DefaultCluster, Model: demoModel, Origin: event.Store},
+	}
+	if err := s.complete(); err != nil {
+		return s, usagef("%w", err)
+	}
+	return s, nil
 }
 
 // localEngine makes an engine of this process.
@@ -273,6 +301,7 @@ func (c *demoCmd) openStore(ctx, outlive context.Context, s *stack, d *demoEngin
 	if err != nil || url == "" {
 		return "", err
 	}
+	d.store = url
 	d.connector = c.Connector + " at " + url + strings.TrimPrefix(d.connector, c.Connector)
 	d.group.Go(func() error {
 		<-outlive.Done()

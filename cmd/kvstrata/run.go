@@ -15,8 +15,9 @@ type runCmd struct {
 	edgeFlags
 	listenFlags
 	historyFlags
+	storeFlags
 
-	Roles   []string `help:"Roles of this process: subscriber, prefix, history, web." default:"subscriber,prefix,history,web" env:"KVSTRATA_ROLES"`
+	Roles   []string `help:"Roles of this process: subscriber, prefix, history, web, store." default:"subscriber,prefix,history,web" env:"KVSTRATA_ROLES"`
 	Engine  []string `help:"An engine, repeated: zmq+tcp://host:5557,model=NAME[,replay=tcp://host:5558][,instance=NAME][,rank=0][,ranks=1][,topic=PREFIX][,dialect=auto|vllm][,report=new|full][,pool=BLOCKS]." sep:"none" placeholder:"ENGINE" env:"KVSTRATA_ENGINE"`
 	Engines string   `help:"A file of engines, one a line." type:"path" env:"KVSTRATA_ENGINES"`
 	Data    string   `help:"Folder of the embedded NATS server and the embedded ClickHouse engine; kept." type:"path" placeholder:"DIR" env:"KVSTRATA_DATA"`
@@ -27,10 +28,14 @@ func (runCmd) Help() string {
 	return `Example:
 
   kvstrata run --engine zmq+tcp://10.0.0.5:5557,replay=tcp://10.0.0.5:5558,model=meta/Llama-3.1-8B
-  kvstrata run --roles prefix --nats nats://10.0.0.9:4222 --listen 0.0.0.0:8080`
+  kvstrata run --roles prefix --nats nats://10.0.0.9:4222 --listen 0.0.0.0:8080
+  kvstrata run --roles store --nats nats://10.0.0.9:4222 --store redis://10.0.0.7:6379/0 --store-model meta/Llama-3.1-8B`
 }
 
-var knownRoles = []string{"subscriber", "prefix", "history", "web"}
+var (
+	fleetRoles = []string{"subscriber", "prefix", "history", "web"} // that every fleet has
+	knownRoles = append(slices.Clone(fleetRoles), "store")
+)
 
 // Run runs the roles until a signal comes.
 func (c *runCmd) Run(a *app) error {
@@ -44,7 +49,15 @@ func (c *runCmd) Run(a *app) error {
 			return err
 		}
 	}
-	if c.NATS == "" && !slices.Contains(c.Roles, "subscriber") {
+	var watched storeSpec
+	if slices.Contains(c.Roles, "store") {
+		if watched, err = c.spec(); err != nil {
+			return err
+		}
+	} else if c.Store != "" {
+		return usagef("--store: goes with the role store; add it to --roles")
+	}
+	if c.NATS == "" && !slices.Contains(c.Roles, "subscriber") && !slices.Contains(c.Roles, "store") {
 		a.log.Warn("nothing will ever come: the embedded NATS is this process's own, and no subscriber is among its --roles; " +
 			"name the servers that the subscriber publishes to with --nats")
 	}
@@ -63,6 +76,8 @@ func (c *runCmd) Run(a *app) error {
 			err = s.addHistory(c.historyFlags, dir, nil)
 		case "web":
 			err = s.addWeb(c.HashKey, c.historyFlags, dir, c.Roles)
+		case "store":
+			err = s.addStore(watched)
 		}
 		if err != nil {
 			return err
@@ -77,6 +92,9 @@ func (c *runCmd) Run(a *app) error {
 	}
 	if s.engine != nil {
 		fmt.Fprintf(a.stdout, "  history  embedded engine, data in %s\n", engineDir(dir))
+	}
+	if slices.Contains(c.Roles, "store") {
+		fmt.Fprintf(a.stdout, "  store %v\n", watched.source)
 	}
 	for _, e := range engines {
 		fmt.Fprintf(a.stdout, "  engine %v at %s\n", e.Source, e.Endpoint)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
@@ -13,7 +14,6 @@ import (
 	"kvstrata/connector"
 	"kvstrata/connector/transports"
 	"kvstrata/event"
-	"kvstrata/event/resident"
 	"kvstrata/publisher"
 	"kvstrata/sim"
 )
@@ -81,7 +81,15 @@ func (e *simEngine) connect(a *app, b *bus.Bus, metrics prometheus.Registerer, s
 	}
 	source := e.source
 	source.Origin = event.Connector
-	events, err := publisher.NewNATS(publisher.DefaultStreamConfig(), resident.DefaultConfig(), b, source, a.log)
+	cfg := publisher.DefaultNATSConfig()
+	if name, ok := transfer.Extra["store_name"]; ok {
+		var store string
+		if err := json.Unmarshal(name, &store); err != nil {
+			return usagef("store_name: want text: %w", err)
+		}
+		cfg.Stores = []string{store}
+	}
+	events, err := publisher.NewNATS(cfg, b, source, a.log)
 	if err != nil {
 		return err
 	}

@@ -3,8 +3,10 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"os/exec"
 	"runtime"
@@ -149,7 +151,11 @@ func (c *demoCmd) addProcesses(s *stack, sup *supervisor, engines *demoEngines, 
 	if c.CHDB != "" {
 		common = append(common, "--chdb", c.CHDB)
 	}
-	for _, role := range knownRoles {
+	roles := fleetRoles
+	if engines.store != "" {
+		roles = knownRoles
+	}
+	for _, role := range roles {
 		args := append([]string{"run", "--roles", role}, common...)
 		listen, admin := "127.0.0.1:0", "127.0.0.1:0"
 		if role == "web" {
@@ -166,7 +172,39 @@ func (c *demoCmd) addProcesses(s *stack, sup *supervisor, engines *demoEngines, 
 					e.Source.Model, e.Source.Instance, e.PoolSize))
 			}
 		}
+		if role == "store" {
+			watched, err := c.storeArgs(engines.store)
+			if err != nil {
+				return err
+			}
+			args = append(args, watched...)
+		}
 		s.runs = append(s.runs, func(ctx context.Context) error { return sup.run(ctx, role, func() []string { return args }) })
 	}
 	return nil
+}
+
+// storeArgs returns the arguments of the store's watcher. A password is in its environment.
+func (c *demoCmd) storeArgs(address string) ([]string, error) {
+	spec, err := c.storeSpec(address)
+	if err != nil {
+		return nil, err
+	}
+	u, err := url.Parse(address)
+	if err != nil {
+		return nil, usagef("--store: want redis://host:port/db or lm://host:port")
+	}
+	if u.User != nil {
+		u.User = url.User(u.User.Username())
+	}
+	delete(spec.extra, "url")
+	delete(spec.extra, "remote_url")
+	extra, err := json.Marshal(spec.extra)
+	if err != nil {
+		return nil, err
+	}
+	return []string{
+		"--store", u.String(), "--store-format", spec.format, "--store-model", spec.source.Model, "--store-name", spec.source.Instance,
+		"--store-block-size", strconv.Itoa(spec.blockSize), "--store-dtype", spec.dtype, "--store-config", string(extra),
+	}, nil
 }

@@ -25,7 +25,7 @@ type Request struct {
 	BlockSize uint32             `json:"block_size,omitempty"` // of the hashes; 0 = every block size is tried
 }
 
-// Answer lists the sources of a model, the longest match first.
+// Answer lists the sources of a model, the longest reach first, then the longest match.
 type Answer struct {
 	Model   string    `json:"model"`
 	Blocks  int       `json:"blocks,omitempty"` // asked for, when by hashes
@@ -34,7 +34,7 @@ type Answer struct {
 	LeftOut []LeftOut `json:"left_out,omitempty"`
 }
 
-// Match is how much of the prompt one source holds.
+// Match is how much of the prompt one source holds itself, and with Reach, how much an engine has together with its stores.
 type Match struct {
 	Source event.Source `json:"source"`
 	State  event.State  `json:"state"`
@@ -48,6 +48,16 @@ type Match struct {
 	DeviceBlocks int    `json:"device_blocks"` // the prefix that lies on the device without a break
 	DeviceTokens int    `json:"device_tokens"`
 	Tiers        []Tier `json:"tiers"` // each block counted in its warmest tier
+
+	Reach *Reach `json:"reach,omitempty"` // of an engine whose connector reads from shared stores
+}
+
+// reached returns how much of the prompt need not be computed.
+func (m *Match) reached() (blocks, tokens int) {
+	if m.Reach != nil {
+		return m.Reach.Blocks, m.Reach.Tokens
+	}
+	return m.Blocks, m.Tokens
 }
 
 // Tier is how much of a match one tier serves.
@@ -99,15 +109,20 @@ func (x *Index) Lookup(r *Request) (*Answer, error) {
 		return nil, fmt.Errorf("model %q: %w; known: %s", r.Model, ErrUnknownModel, known)
 	}
 	covers := make(map[coverKey]*cover)
+	now := x.cfg.Clock()
+	beyond := x.reaches(m, r, now)
 	smallest := uint32(0)
 	for v, t := range m.tables {
 		if smallest == 0 || v.blockSize < smallest {
 			smallest = v.blockSize
 		}
-		x.walk(t, v, x.prefixes(r, v), covers)
+		prefixes := x.prefixes(r, v)
+		x.walk(t, v, prefixes, covers)
+		if beyond != nil {
+			beyond.walk(t, v, prefixes)
+		}
 	}
 	a := &Answer{Model: r.Model, Blocks: len(r.Hashes), Tokens: len(r.Tokens), Matches: []Match{}}
-	now := x.cfg.Clock()
 	for _, s := range x.byID {
 		if s.model != m || r.Cluster != "" && s.name.Cluster != r.Cluster {
 			continue
@@ -119,10 +134,17 @@ func (x *Index) Lookup(r *Request) (*Answer, error) {
 		}
 		match := x.match(s, covers)
 		match.State, match.Reason = state, reason
+		if beyond != nil && beyond.byEngine[s.id] != nil {
+			var step int
+			match.Reach, step = x.reach(beyond, beyond.byEngine[s.id])
+			match.BlockSize = cmp.Or(match.BlockSize, uint32(step))
+		}
 		a.Matches = append(a.Matches, match)
 	}
 	slices.SortStableFunc(a.Matches, func(p, q Match) int {
-		return cmp.Or(cmp.Compare(q.Tokens, p.Tokens), cmp.Compare(q.DeviceTokens, p.DeviceTokens))
+		_, pTokens := p.reached()
+		_, qTokens := q.reached()
+		return cmp.Or(cmp.Compare(qTokens, pTokens), cmp.Compare(q.Tokens, p.Tokens), cmp.Compare(q.DeviceTokens, p.DeviceTokens))
 	})
 	x.asked.count(r, a, int(smallest))
 	x.metrics.lookups.Observe(time.Since(start).Seconds())

@@ -54,11 +54,30 @@ type save struct {
 	life   *life
 }
 
-func drawAuthor(t *rapid.T, i int) *author {
-	source := event.Source{
-		Cluster: rapid.SampledFrom([]string{"c", "d"}).Draw(t, "cluster"), Model: rapid.SampledFrom([]string{"m", "m", "n"}).Draw(t, "model"),
-		Instance: fmt.Sprintf("e%d", i), Origin: event.Engine,
+func drawSource(t *rapid.T, instance string, origin event.Origin) event.Source {
+	return event.Source{
+		Cluster: rapid.SampledFrom([]string{"c", "c", "d"}).Draw(t, "cluster"), Model: rapid.SampledFrom([]string{"m", "m", "n"}).Draw(t, "model"),
+		Instance: instance, Origin: origin,
 	}
+}
+
+// drawAuthors draws engines, connectors of some of them, and stores.
+func drawAuthors(t *rapid.T) (all []*author) {
+	for i := range rapid.IntRange(1, 3).Draw(t, "engines") {
+		source := drawSource(t, fmt.Sprintf("e%d", i), event.Engine)
+		all = append(all, drawAuthor(t, source))
+		if rapid.Bool().Draw(t, "with a connector") {
+			source.Origin = event.Connector
+			all = append(all, drawAuthor(t, source))
+		}
+	}
+	for i := range rapid.IntRange(0, 2).Draw(t, "stores") {
+		all = append(all, drawAuthor(t, drawSource(t, fmt.Sprintf("s%d", i), event.Store)))
+	}
+	return all
+}
+
+func drawAuthor(t *rapid.T, source event.Source) *author {
 	asSet := rapid.Bool().Draw(t, "as a set")
 	a := &author{
 		publisher: newPublisher(source, asSet), groups: rapid.SampledFrom(layouts).Draw(t, "layout"),
@@ -212,6 +231,9 @@ func (w *world) tell(t *rapid.T, a *author) {
 	st := a.status(rapid.SampledFrom([]event.State{
 		event.StateLive, event.StateLive, event.StateLive, event.StateRecovering, event.StatePartial, event.StateStale, event.StateGone,
 	}).Draw(t, "state"), "said")
+	if a.source.Origin == event.Connector {
+		st.Stores = rapid.SliceOfN(rapid.SampledFrom([]string{"s0", "s0", "s1", "s9"}), 0, 3).Draw(t, "named stores")
+	}
 	w.index.Tell(st)
 	w.oracle.tell(st)
 }
@@ -362,9 +384,7 @@ func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{clock: &clock{began}}
 		w.boot()
-		for i := range rapid.IntRange(1, 3).Draw(t, "sources") {
-			w.authors = append(w.authors, drawAuthor(t, i))
-		}
+		w.authors = drawAuthors(t)
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			w.step(t)
 			w.check(t)

@@ -278,13 +278,131 @@ func (o *oracle) answer(r *prefix.Request) *prefix.Answer {
 			m.Epoch, m.Seq = k.life.epoch, k.life.seq
 			k.walk(r, &m)
 		}
+		if k.source.Origin == event.Engine {
+			o.reach(r, k, &m)
+		}
 		a.Matches = append(a.Matches, m)
 	}
 	slices.SortStableFunc(a.Matches, func(p, q prefix.Match) int {
-		return cmp.Or(q.Tokens-p.Tokens, q.DeviceTokens-p.DeviceTokens)
+		return cmp.Or(reached(&q)-reached(&p), q.Tokens-p.Tokens, q.DeviceTokens-p.DeviceTokens)
 	})
 	return a
 }
+
+func reached(m *prefix.Match) int {
+	if m.Reach != nil {
+		return m.Reach.Tokens
+	}
+	return m.Tokens
+}
+
+// stores returns the stores that an engine's connector names and that can be counted on.
+func (o *oracle) stores(k *known) []*known {
+	var stores []*known
+	at := k.source
+	at.Origin = event.Connector
+	for _, c := range o.sources {
+		if state, _ := c.state(o.now); c.source != at || !state.Answers() {
+			continue
+		}
+		for _, name := range c.told.Stores {
+			for _, s := range o.sources {
+				state, _ := s.state(o.now)
+				if s.source == (event.Source{Cluster: at.Cluster, Model: at.Model, Instance: name, Origin: event.Store}) && state.Answers() &&
+					!s.dead() && !slices.Contains(stores, s) {
+					stores = append(stores, s)
+				}
+			}
+		}
+	}
+	return stores
+}
+
+// groups returns the groups that hold prefixes in a source's present life.
+func (k *known) groups() (groups []event.GroupInfo) {
+	for _, g := range k.life.groups {
+		if g.Spec.HoldsPrefix() && !k.dead() {
+			groups = append(groups, g)
+		}
+	}
+	return groups
+}
+
+// reach goes on in the stores that an engine's connector names, block by block.
+func (o *oracle) reach(r *prefix.Request, k *known, m *prefix.Match) {
+	stores := o.stores(k)
+	if len(stores) == 0 {
+		return
+	}
+	m.Reach = &prefix.Reach{Tiers: []prefix.Tier{}}
+	groups, own := k.groups(), len(k.groups()) > 0
+	for _, s := range stores {
+		state, _ := s.state(o.now)
+		m.Reach.Stores = append(m.Reach.Stores, prefix.StoreShare{Source: s.source, State: state})
+		if len(groups) == 0 {
+			groups = s.groups()
+		}
+	}
+	if len(groups) == 0 {
+		return
+	}
+	step := 1
+	for _, g := range groups {
+		for first := step; step%int(g.BlockSize) != 0; {
+			step += first
+		}
+	}
+	m.BlockSize = uint32(step)
+	inTier := make(map[event.Tier]int)
+	for ; ; m.Reach.Blocks++ {
+		coldest, from := event.Tier(""), -1
+		for _, g := range groups {
+			each := step / int(g.BlockSize)
+			for i := m.Reach.Blocks * each; i < (m.Reach.Blocks+1)*each; i++ {
+				best, where := event.Tier(""), -1
+				if own {
+					best, _ = k.holds(r, &g, i)
+				}
+				for n, s := range stores {
+					for _, other := range s.groups() {
+						if other.BlockSize != g.BlockSize || other.Eagle != g.Eagle {
+							continue
+						}
+						if tier, ok := s.holds(r, &other, i); ok && (best == "" || colder(best, tier)) {
+							best, where = tier, n
+						}
+					}
+				}
+				if best == "" {
+					o.finish(m, inTier, step)
+					return
+				}
+				if coldest == "" || colder(best, coldest) || best == coldest && where > from {
+					coldest, from = best, where
+				}
+			}
+		}
+		inTier[coldest]++
+		if from >= 0 {
+			m.Reach.Stores[from].Blocks++
+		}
+	}
+}
+
+func (*oracle) finish(m *prefix.Match, inTier map[event.Tier]int, step int) {
+	m.Reach.Tokens = m.Reach.Blocks * step
+	for i := range m.Reach.Stores {
+		m.Reach.Stores[i].Tokens = m.Reach.Stores[i].Blocks * step
+	}
+	for _, tier := range warmFirst {
+		if n := inTier[tier]; n > 0 {
+			m.Reach.Tiers = append(m.Reach.Tiers, prefix.Tier{Tier: tier, Blocks: n, Tokens: n * step})
+		}
+	}
+}
+
+// warmFirst are all tiers of the tests, from warm to cold.
+var warmFirst = []event.Tier{event.GPU, event.CPU, event.Storage, "ATTIC", "TAPE"}
 
 // walk goes as far as all groups that hold prefixes go together.
 func (k *known) walk(r *prefix.Request, m *prefix.Match) {
@@ -324,7 +442,7 @@ func (k *known) walk(r *prefix.Request, m *prefix.Match) {
 		}
 	}
 	m.Tokens, m.DeviceTokens = m.Blocks*step, m.DeviceBlocks*step
-	for _, tier := range []event.Tier{event.GPU, event.CPU, event.Storage, "ATTIC", "TAPE"} { // from warm to cold
+	for _, tier := range warmFirst {
 		if n := inTier[tier]; n > 0 {
 			m.Tiers = append(m.Tiers, prefix.Tier{Tier: tier, Blocks: n, Tokens: n * step})
 		}

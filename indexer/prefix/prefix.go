@@ -76,7 +76,8 @@ type source struct {
 
 // model is every block of one model, by how its prompts are cut.
 type model struct {
-	tables map[variant]table
+	tables     map[variant]table
+	connectors []*source // in order of appearance: their statuses name stores
 }
 
 // variant is one way of cutting a prompt into blocks.
@@ -127,6 +128,9 @@ func (x *Index) source(name event.Source) *source {
 	s.set = resident.New(resident.Config{}, func(c resident.Change) { x.change(s, c) })
 	x.sources[name] = s
 	x.byID = append(x.byID, s)
+	if name.Origin == event.Connector {
+		m.connectors = append(m.connectors, s)
+	}
 	return s
 }
 

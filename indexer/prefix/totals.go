@@ -36,7 +36,7 @@ func (t *Totals) add(b *event.Batch) {
 	}
 }
 
-// Asked is what lookups asked for and found with the best source, since the index began. It is the one hit rate that
+// Asked is what lookups asked for and found with the best source, its stores included, since the index began. It is the one hit rate that
 // an index can tell: of what routers asked, not of what engines served.
 type Asked struct {
 	Lookups       uint64 `json:"lookups"`
@@ -68,8 +68,9 @@ func (c *asked) count(r *Request, a *Answer, size int) {
 			continue // it holds no prefixes at all
 		}
 		size = int(best.BlockSize)
-		c.matchedBlocks.Add(uint64(best.Blocks))
-		c.matchedTokens.Add(uint64(best.Tokens))
+		found, ofTokens := best.reached()
+		c.matchedBlocks.Add(uint64(found))
+		c.matchedTokens.Add(uint64(ofTokens))
 		break
 	}
 	if size > 0 && tokens > 0 {

@@ -36,6 +36,9 @@ func Run(t *testing.T, rig Rig) {
 		{"what is not saved holds up nothing", false, neverSaved},
 		{"a span that cannot be", false, badSpan},
 		{"a thousand requests", false, thousand},
+		{"whom to ask is listed", false, listed},
+		{"a lease is renewed", false, renewed},
+		{"a mirror that is too small", false, smallMirror},
 	} {
 		if test.network && rig.Local {
 			continue

@@ -86,11 +86,21 @@ type options struct {
 	through string
 	ranks   int // 0 = 1
 	model   func(*encoder.Model)
+	config  func(*encoder.Config)
 	opaque  bool // memory that the CPU cannot address
 }
 
 // newEngine starts an engine.
 func newEngine(t *testing.T, env Environment, role encoder.Role, o options) *engine {
+	t.Helper()
+	e, err := tryEngine(t, env, role, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func tryEngine(t *testing.T, env Environment, role encoder.Role, o options) (*engine, error) {
 	t.Helper()
 	e := &engine{
 		t: t, place: make(map[string]device.Span), received: make(map[string]bool), delayed: make(map[string]bool),
@@ -114,8 +124,14 @@ func newEngine(t *testing.T, env Environment, role encoder.Role, o options) *eng
 	}
 	var err error
 	setup := encoder.Setup{Config: env.Config(role, o.through), Model: model, Log: slog.New(slog.DiscardHandler)}
+	if o.config != nil {
+		o.config(&setup.Config)
+	}
 	if e.conn, err = encoder.NewEngine(env.Factory, setup, caches); err != nil {
-		t.Fatal(err)
+		for _, m := range e.memories {
+			err = errors.Join(err, m.Close())
+		}
+		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -132,7 +148,7 @@ func newEngine(t *testing.T, env Environment, role encoder.Role, o options) *eng
 		e.stop = func() {}
 	}
 	t.Cleanup(func() { e.stop() })
-	return e
+	return e, nil
 }
 
 // item names an item.
@@ -153,9 +169,10 @@ func request(id string, params encoder.Params, list ...encoder.Item) *encoder.Re
 // seedOf is what an item holds.
 func seedOf(i encoder.Item) uint64 { return xxh3.HashString(fmt.Sprint(i.Hash, " ", i.Bytes)) }
 
-// pattern is 4 KiB that follow from a seed; what an item holds repeats it.
+// pattern follows from a seed, and what an item holds repeats it. Its length does not divide that of any piece, so that
+// pieces at each other's place are seen.
 func pattern(seed uint64) []byte {
-	p := make([]byte, 0, 4<<10)
+	p := make([]byte, 0, 513*8)
 	for len(p) < cap(p) {
 		seed = seed*6364136223846793005 + 1442695040888963407
 		p = binary.LittleEndian.AppendUint64(p, seed)

@@ -25,8 +25,11 @@ const (
 	pieceBytes = 4 << 20 // an item's parts, of which several connections fetch some each
 	maxAsks    = 64      // peers asked at a time in one lookup
 
-	// handoffWait is how long a producer lets a lookup or a read wait for the item: it hands over before it has saved.
-	handoffWait = 2 * time.Second
+	// handoffWait is how long a producer lets a lookup wait for an item that it has handed over: it may be about to save it. Of
+	// one that it has freed since, that delays the consumer's encoder.
+	handoffWait = 100 * time.Millisecond
+
+	maxTries = 3 // to get an item whose lease is renewed amidst
 )
 
 // Connector returns both halves for a factory.
@@ -210,7 +213,7 @@ func (c *carrier) Find(ctx context.Context, wants []carry.Want) error {
 	return failure
 }
 
-// Get fetches an item from where it was found. A lease that was renewed amidst costs a second try.
+// Get fetches an item from where it was found. A lease that is renewed amidst costs another try.
 func (c *carrier) Get(ctx context.Context, w *carry.Want, into []byte) (from string, err error) {
 	if len(w.From) == 0 {
 		return "", fmt.Errorf("fetch item %s: nobody is known to have it", w.Hash)
@@ -220,7 +223,7 @@ func (c *carrier) Get(ctx context.Context, w *carry.Want, into []byte) (from str
 	for i := range (len(into) + pieceBytes - 1) / pieceBytes {
 		pull.Parts = append(pull.Parts, i)
 	}
-	for range 2 {
+	for range maxTries {
 		r := c.endpoint.Fetch(ctx, &pull)
 		if err = r.Err; !errors.Is(err, tcp.ErrEnded) {
 			break
