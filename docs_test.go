@@ -5,12 +5,19 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"kvstrata/bus"
+	"kvstrata/connector"
+	"kvstrata/connector/lmcache"
+	"kvstrata/connector/redis"
+	"kvstrata/connector/store"
+	"kvstrata/connector/tcp"
+	"kvstrata/connector/transports"
 	"kvstrata/event"
 	"kvstrata/event/resident"
 	"kvstrata/indexer/history"
@@ -250,6 +257,29 @@ func TestEveryQueryIsDocumented(t *testing.T) {
 	for _, q := range history.Queries() {
 		if !strings.Contains(doc, "| `"+q.Name+"` |") {
 			t.Errorf("docs/api.md does not list the query %s", q.Name)
+		}
+	}
+}
+
+// The transport that the guide shows is one that compiles and keeps the contract.
+func TestTheGuideShowsARealTransport(t *testing.T) {
+	if !strings.Contains(read(t, "docs/new-transport.md"), "```go\n"+read(t, "connector/store/memory_test.go")+"```\n") {
+		t.Error("docs/new-transport.md does not show connector/store/memory_test.go as it is")
+	}
+}
+
+// Transports, their configuration keys and the hooks are documented.
+func TestConnectorsAreDocumented(t *testing.T) {
+	doc := read(t, "docs/connectors.md")
+	names := slices.Concat(transports.Default().Names(), store.Keys(), tcp.Keys(), redis.Keys(), lmcache.Keys())
+	for _, half := range []reflect.Type{reflect.TypeFor[connector.Scheduler](), reflect.TypeFor[connector.Worker]()} {
+		for i := range half.NumMethod() {
+			names = append(names, half.Method(i).Name)
+		}
+	}
+	for _, name := range names {
+		if !strings.Contains(doc, "`"+name+"`") {
+			t.Errorf("docs/connectors.md does not name %s", name)
 		}
 	}
 }

@@ -54,20 +54,18 @@ const recordsGrace = time.Second
 
 // Run sends until ctx ends, and then what is queued. One message is under way at a time.
 func (r *Records) Run(ctx context.Context) error {
+	grace, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(recordsGrace, cancel) })()
 	for {
 		select {
-		case <-ctx.Done():
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordsGrace)
-			defer cancel()
-			for len(r.queue) > 0 {
-				if err := r.send(ctx, <-r.queue); err != nil {
-					return err
-				}
-			}
-			return nil
 		case records := <-r.queue:
-			if err := r.send(ctx, records); err != nil {
+			if err := r.send(grace, records); err != nil {
 				return err
+			}
+		case <-ctx.Done():
+			if len(r.queue) == 0 {
+				return nil
 			}
 		}
 	}

@@ -54,10 +54,13 @@ type Config struct {
 	PushTimeout    float64 `json:"push_timeout"`  // s that a load waits for a producer that has not finished
 }
 
-// Keys are the names of Config's fields.
-var Keys = []string{
-	"listen", "kv_lease_duration", "mode", "chunk_bytes", "inflight_bytes", "connections", "parallel", "max_connections", "checksum",
-	"shared_memory", "secret", "secret_file", "secret_env", "tls_cert", "tls_key", "tls_ca", "stall_timeout", "load_timeout", "push_timeout",
+// Keys are the names of Config in kv_connector_extra_config.
+func Keys() []string {
+	return []string{
+		"listen", "kv_lease_duration", "mode", "chunk_bytes", "inflight_bytes", "connections", "parallel", "max_connections", "checksum",
+		"shared_memory", "secret", "secret_file", "secret_env", "tls_cert", "tls_key", "tls_ca", "stall_timeout", "load_timeout",
+		"push_timeout",
+	}
 }
 
 // DefaultConfig returns the configuration of an endpoint that trusts its network.
@@ -71,7 +74,7 @@ func DefaultConfig() Config {
 // ReadConfig reads kv_connector_extra_config over the defaults, and validates.
 func ReadConfig(extra connector.Extra) (Config, error) {
 	c := DefaultConfig()
-	if err := extra.Into(&c, Keys...); err != nil {
+	if err := extra.Into(&c, Keys()...); err != nil {
 		return c, err
 	}
 	if err := c.Validate(); err != nil {

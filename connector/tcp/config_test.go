@@ -31,7 +31,7 @@ func TestConfigTellsEveryProblem(t *testing.T) {
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, name := range tcp.Keys {
+	for _, name := range tcp.Keys() {
 		switch name {
 		case "checksum", "shared_memory":
 			continue
