@@ -6,13 +6,11 @@ import (
 	"io"
 	"net"
 	"syscall"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
-)
 
-// maxIOVecs is how many pieces one system call takes (Linux's UIO_MAXIOV).
-const maxIOVecs = 1024
+	"kvstrata/connector/vectored"
+)
 
 // conn is one connection to a server. One goroutine uses it at a time.
 type conn struct {
@@ -86,25 +84,21 @@ func (c *conn) fill(pieces [][]byte) error {
 	err := c.raw.Read(func(fd uintptr) bool {
 		for skip(); first < len(pieces); skip() {
 			c.vecs = c.vecs[:0]
-			for i := first; i < len(pieces) && len(c.vecs) < maxIOVecs; i++ {
+			for i := first; i < len(pieces) && len(c.vecs) < vectored.Max; i++ {
 				p := pieces[i]
 				if i == first {
 					p = p[offset:]
 				}
 				if len(p) > 0 {
-					v := unix.Iovec{Base: &p[0]}
-					v.SetLen(len(p))
-					c.vecs = append(c.vecs, v)
+					c.vecs = append(c.vecs, vectored.Of(p))
 				}
 			}
-			n, err := readv(fd, c.vecs)
+			n, errno := vectored.Read(fd, c.vecs)
 			switch {
-			case errors.Is(err, unix.EAGAIN):
+			case errno == unix.EAGAIN:
 				return false
-			case errors.Is(err, unix.EINTR):
-				continue
-			case err != nil:
-				failed = err
+			case errno != 0:
+				failed = errno
 				return true
 			case n == 0:
 				failed = io.ErrUnexpectedEOF
@@ -136,13 +130,4 @@ func unexpected(err error) error {
 		return io.ErrUnexpectedEOF
 	}
 	return err
-}
-
-// readv reads from a socket into vectors, of which there is at least one.
-func readv(fd uintptr, vecs []unix.Iovec) (int, error) {
-	n, _, errno := unix.Syscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&vecs[0])), uintptr(len(vecs)))
-	if errno != 0 {
-		return 0, errno
-	}
-	return int(n), nil
 }

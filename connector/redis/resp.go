@@ -5,15 +5,14 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"runtime"
 	"strconv"
 	"syscall"
-	"unsafe"
 
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
 
 	"kvstrata/connector/store"
+	"kvstrata/connector/vectored"
 )
 
 // errProtocol says that what came is no RESP, or answers nothing that was asked: the connection is of no use any more.
@@ -23,7 +22,6 @@ const (
 	readAhead  = 4 << 10 // bytes asked for beyond what is needed: what comes with it is copied once more
 	readBuffer = maxHeader + readAhead
 	maxLine    = readAhead // bytes of a line: a status, an error, a length
-	maxVectors = 1024      // IOV_MAX
 )
 
 // reader reads replies. Payloads go straight from the socket into the pieces of their operation; under TLS, through the
@@ -268,7 +266,7 @@ func (r *reader) readVectors(fd uintptr) bool {
 	if r.stale = r.op.left; r.stale {
 		return true
 	}
-	n, errno := vectors(unix.SYS_READV, fd, r.scatter.iov)
+	n, errno := vectored.Read(fd, r.scatter.iov)
 	switch {
 	case errno == 0 && n == 0:
 		r.errno = io.ErrUnexpectedEOF
@@ -280,17 +278,6 @@ func (r *reader) readVectors(fd uintptr) bool {
 		r.errno = errno
 	}
 	return true
-}
-
-// vectors is readv or writev.
-func vectors(call, fd uintptr, iov []unix.Iovec) (int, unix.Errno) {
-	for {
-		n, _, errno := unix.Syscall(call, fd, uintptr(unsafe.Pointer(unsafe.SliceData(iov))), uintptr(len(iov)))
-		runtime.KeepAlive(iov)
-		if errno != unix.EINTR {
-			return int(n), errno
-		}
-	}
 }
 
 // unexpected turns an end of input within a reply into an error that says so.

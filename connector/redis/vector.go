@@ -1,14 +1,14 @@
 package redis
 
 import (
-	"unsafe"
-
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
+
+	"kvstrata/connector/vectored"
 )
 
 // scatter is a place in a list of pieces, and the vectors of what is left of them. The vectors are made once for up to
-// maxVectors pieces and moved along as calls fill them.
+// vectored.Max pieces and moved along as calls fill them.
 type scatter struct {
 	pieces [][]byte
 	piece  int // the next byte is in this piece,
@@ -44,22 +44,16 @@ func (s *scatter) prepare(tail []byte) {
 	}
 	s.room, s.tail = s.room[:0], false
 	at := s.at
-	for i := s.piece; i < len(s.pieces) && len(s.room) < maxVectors-1; i++ {
+	for i := s.piece; i < len(s.pieces) && len(s.room) < vectored.Max-1; i++ {
 		if rest := s.pieces[i][at:]; len(rest) > 0 {
-			s.room = append(s.room, vector(rest))
+			s.room = append(s.room, vectored.Of(rest))
 		}
 		at = 0
 		if i == len(s.pieces)-1 && len(tail) > 0 {
-			s.room, s.tail = append(s.room, vector(tail)), true
+			s.room, s.tail = append(s.room, vectored.Of(tail)), true
 		}
 	}
 	s.iov = s.room
-}
-
-func vector(b []byte) unix.Iovec {
-	v := unix.Iovec{Base: unsafe.SliceData(b)}
-	v.SetLen(len(b))
-	return v
 }
 
 // fill copies b into the pieces and moves behind it.
@@ -85,25 +79,11 @@ func (s *scatter) each(n int, hash *xxh3.Hasher) {
 
 // advance moves n bytes along.
 func (s *scatter) advance(n int) {
-	advanceVectors(&s.iov, n)
+	s.iov = vectored.Advance(s.iov, n)
 	for n > 0 {
 		k := min(len(s.pieces[s.piece])-s.at, n)
 		n -= k
 		s.at += k
 		s.skip()
 	}
-}
-
-// advanceVectors takes the n bytes that a call has moved off the front.
-func advanceVectors(iov *[]unix.Iovec, n int) {
-	v := *iov
-	for len(v) > 0 && uint64(n) >= v[0].Len {
-		n -= int(v[0].Len)
-		v = v[1:]
-	}
-	if n > 0 {
-		v[0].Base = (*byte)(unsafe.Add(unsafe.Pointer(v[0].Base), n))
-		v[0].Len -= uint64(n)
-	}
-	*iov = v
 }

@@ -5,6 +5,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"kvstrata/connector/vectored"
 )
 
 const (
@@ -99,16 +101,16 @@ func (w *writer) payload(o *op, tail []byte) error {
 func (w *writer) vectors(lead []byte) {
 	w.room = w.room[:0]
 	if len(lead) > 0 {
-		w.room = append(w.room, vector(lead))
+		w.room = append(w.room, vectored.Of(lead))
 	}
-	for len(w.pieces) > 0 && len(w.room) < maxVectors-1 {
+	for len(w.pieces) > 0 && len(w.room) < vectored.Max-1 {
 		if len(w.pieces[0]) > 0 {
-			w.room = append(w.room, vector(w.pieces[0]))
+			w.room = append(w.room, vectored.Of(w.pieces[0]))
 		}
 		w.pieces = w.pieces[1:]
 	}
 	if w.last = len(w.pieces) == 0; w.last {
-		w.room = append(w.room, vector(w.tail))
+		w.room = append(w.room, vectored.Of(w.tail))
 	}
 	w.iov = w.room
 }
@@ -121,10 +123,10 @@ func (w *writer) writeVectors(fd uintptr) bool {
 		w.errno = errLeft
 		return true
 	}
-	n, errno := vectors(unix.SYS_WRITEV, fd, w.iov)
+	n, errno := vectored.Write(fd, w.iov)
 	switch errno {
 	case 0:
-		advanceVectors(&w.iov, n)
+		w.iov = vectored.Advance(w.iov, n)
 		w.op.writing = !w.last || len(w.iov) > 0
 	case unix.EAGAIN:
 		return false

@@ -11,6 +11,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"kvstrata/connector/vectored"
 )
 
 const (
@@ -296,7 +298,7 @@ func (s *session) send(f frame, o *opened) error {
 				s.hashed = append(s.hashed, p[:n])
 			}
 			p = p[n:]
-			if bytes += n; bytes == portion || len(s.batch) == maxVector {
+			if bytes += n; bytes == portion || len(s.batch) == vectored.Max {
 				if err := s.flush(); err != nil {
 					return err
 				}

@@ -4,13 +4,11 @@ import (
 	"io"
 	"net"
 	"syscall"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
-)
 
-// maxVector is how many pieces the kernel takes at once (IOV_MAX).
-const maxVector = 1024
+	"kvstrata/connector/vectored"
+)
 
 // vector reads from a connection straight into many pieces of memory with one system call; from one that is not a bare TCP
 // connection, piece by piece. One goroutine uses it.
@@ -36,23 +34,18 @@ func newVector(conn net.Conn) *vector {
 
 // readv is called when the socket may be readable; false has the poller wait.
 func (v *vector) readv(fd uintptr) bool {
-	for {
-		n, _, errno := unix.Syscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&v.iov[0])), uintptr(len(v.iov)))
-		switch errno {
-		case 0:
-			v.n, v.err = int(n), nil
-			if n == 0 {
-				v.err = io.EOF
-			}
-			return true
-		case unix.EINTR:
-		case unix.EAGAIN:
-			return false
-		default:
-			v.n, v.err = 0, errno
-			return true
-		}
+	n, errno := vectored.Read(fd, v.iov)
+	switch {
+	case errno == unix.EAGAIN:
+		return false
+	case errno != 0:
+		v.n, v.err = 0, errno
+	case n == 0:
+		v.n, v.err = 0, io.EOF
+	default:
+		v.n, v.err = n, nil
 	}
+	return true
 }
 
 // read reads one byte or more into the pieces, of the first one from an offset on, and at most so many.
@@ -69,9 +62,8 @@ func (v *vector) read(pieces [][]byte, offset, most int) (int, error) {
 		if len(p) == 0 {
 			continue
 		}
-		v.iov = append(v.iov, unix.Iovec{Base: &p[0]})
-		v.iov[len(v.iov)-1].SetLen(len(p))
-		if most -= len(p); most == 0 || len(v.iov) == maxVector {
+		v.iov = append(v.iov, vectored.Of(p))
+		if most -= len(p); most == 0 || len(v.iov) == vectored.Max {
 			break
 		}
 	}

@@ -38,6 +38,7 @@ func Run(t *testing.T, rig Rig) {
 		{"a thousand requests", false, thousand},
 		{"whom to ask is listed", false, listed},
 		{"a lease is renewed", false, renewed},
+		{"another engine is at the address", false, anotherEngine},
 		{"a mirror that is too small", false, smallMirror},
 	} {
 		if test.network && rig.Local {

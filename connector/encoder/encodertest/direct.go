@@ -91,3 +91,25 @@ func smallMirror(t *testing.T, rig Rig) {
 	newEngine(t, rig.Setup(t), encoder.Producer, options{config: small})
 	newEngine(t, rig.Setup(t), encoder.Consumer, options{opaque: true, config: small})
 }
+
+// anotherEngine wants a hand-off to mean the engine that made it, not one that has started in its place.
+func anotherEngine(t *testing.T, rig Rig) {
+	if !rig.Direct {
+		t.Skip("there is no hand-off")
+	}
+	env := rig.Setup(t)
+	i := item("i", 1000)
+	producer := newEngine(t, env, encoder.Producer, options{})
+	old := producer.produce("r", i)
+	producer.stop()
+	producer = newEngine(t, env, encoder.Producer, options{config: func(c *encoder.Config) { set(c, "listen", old[i.Hash].Address()) }})
+	anew := producer.produce("r", i)
+	if anew[i.Hash].Port != old[i.Hash].Port || anew[i.Hash].EngineID == old[i.Hash].EngineID {
+		t.Fatalf("%+v is handed over, and was %+v", anew, old)
+	}
+	consumer := newEngine(t, env, encoder.Consumer, options{})
+	c := consumer.consume(request("r", old, i))
+	c.want(t, nil, nil, []encoder.Item{i})
+	c = consumer.consume(request("s", anew, i))
+	c.want(t, []encoder.Item{i}, nil, nil)
+}

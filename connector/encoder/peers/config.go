@@ -22,7 +22,7 @@ type Config struct {
 const maxPeers = 256
 
 // keys are the names of both.
-func keys() []string { return append([]string{"peers"}, tcp.Keys...) }
+func keys() []string { return append([]string{"peers"}, tcp.Keys()...) }
 
 // read reads and validates both.
 func read(extra connector.Extra) (peers []encoder.Place, cfg tcp.Config, err error) {
@@ -36,7 +36,7 @@ func read(extra connector.Extra) (peers []encoder.Place, cfg tcp.Config, err err
 	}
 	var mine Config
 	cfg = tcp.DefaultConfig()
-	errs := []error{encoder.Strictly(own, &mine, "peers"), encoder.Strictly(rest, &cfg, tcp.Keys...)}
+	errs := []error{encoder.Strictly(own, &mine, "peers"), encoder.Strictly(rest, &cfg, tcp.Keys()...)}
 	if err := errors.Join(errs...); err != nil {
 		return nil, cfg, err
 	}
