@@ -15,6 +15,7 @@ type Engine struct {
 	workers   []Worker
 	sum       *Aggregator
 	outputs   []*Output
+	out       Output // of the last step
 }
 
 // NewEngine makes both halves of a transport and registers each rank's caches.
@@ -93,9 +94,9 @@ func (e *Engine) Step(ctx context.Context, s *Step, finished []string, compute f
 		e.outputs[i] = w.Collect(finished)
 		w.Clear()
 	}
-	out := e.sum.Aggregate(e.outputs)
-	e.Scheduler.UpdateOutput(&out)
-	return out, nil
+	e.out = e.sum.Aggregate(e.outputs)
+	e.Scheduler.UpdateOutput(&e.out)
+	return e.out, nil
 }
 
 // Workers returns the ranks' halves.

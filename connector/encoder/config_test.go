@@ -128,3 +128,15 @@ func TestItem(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func FuzzParseConfig(f *testing.F) {
+	f.Add([]byte(`{"ec_connector": "redis", "ec_role": "ec_both", "ec_rank": 0, "ec_connector_extra_config": {"url": "redis://h"}}`))
+	f.Add([]byte(`{"ec_buffer_size": 1e300, "ec_port": -1}`))
+	f.Add([]byte(`{"ec_connector_extra_config": null, "engine_id": null}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		c, err := encoder.ParseConfig(text)
+		if err == nil && (c.Validate() != nil || c.EngineID == "" || c.Extra == nil) {
+			t.Errorf("%s is taken as %+v", text, c)
+		}
+	})
+}

@@ -30,7 +30,8 @@ type Scheduler interface {
 
 	// UpdateStateAfterAlloc tells that item index has got room in the engine's encoder cache (update_state_after_alloc). Where
 	// HasItem's last answer was [Present] it is loaded in this step; else the engine runs the encoder, and a producer saves what
-	// comes of it.
+	// comes of it. Requests that want one item share its load, and so its room: the engine gives an item no other room before
+	// its load has ended, unless a step frees it. A load that is cut so has failed for all of them.
 	UpdateStateAfterAlloc(r *Request, index int)
 
 	// BuildMetadata returns what the workers are to do in this step, and begins the next one (build_connector_meta). It changes

@@ -398,8 +398,11 @@ func (w *Worker) Collect([]string) *connector.Output {
 			w.out.FinishedSending = append(w.out.FinishedSending, id)
 		}
 	}
-	out := w.out
-	w.out = connector.Output{}
+	if w.out.Empty() && len(w.report.Done) == 0 && w.stats.Empty() {
+		return nil
+	}
+	out := new(connector.Output)
+	*out, w.out = w.out, connector.Output{}
 	if len(w.report.Done) > 0 {
 		report := w.report
 		w.report = connector.Report{}
@@ -410,8 +413,5 @@ func (w *Worker) Collect([]string) *connector.Output {
 		w.stats = connector.Stats{}
 		out.Stats = &stats
 	}
-	if out.Empty() {
-		return nil
-	}
-	return &out
+	return out
 }

@@ -275,15 +275,18 @@ func (w *Worker) Collect(finished []string) *connector.Output {
 	}
 	w.report.Expired = append(w.report.Expired, expired...)
 	w.stats.ExpiredRequests += uint64(len(expired))
-	out := w.ended
-	w.ended = connector.Output{}
 	for id := range w.sent {
 		if w.held[id] {
-			out.FinishedSending = append(out.FinishedSending, id)
+			w.ended.FinishedSending = append(w.ended.FinishedSending, id)
 			delete(w.sent, id)
 			delete(w.held, id)
 		}
 	}
+	if w.ended.Empty() && w.stats.Empty() && len(w.report.Done)+len(w.report.Expired) == 0 {
+		return nil
+	}
+	out := new(connector.Output)
+	*out, w.ended = w.ended, connector.Output{}
 	slices.Sort(out.InvalidBlocks)
 	out.InvalidBlocks = slices.Compact(out.InvalidBlocks)
 	if !w.stats.Empty() {
@@ -295,8 +298,5 @@ func (w *Worker) Collect(finished []string) *connector.Output {
 		report := w.report
 		out.Metadata, w.report = &report, connector.Report{}
 	}
-	if out.Empty() {
-		return nil
-	}
-	return &out
+	return out
 }

@@ -1,6 +1,8 @@
 package transports_test
 
 import (
+	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"strings"
@@ -9,6 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kvstrata/connector"
+	"kvstrata/connector/connectortest"
+	"kvstrata/connector/device"
 	"kvstrata/connector/null"
 	"kvstrata/connector/transports"
 )
@@ -56,6 +60,51 @@ func TestMistakesAreNamed(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%s %s, half %d: %v, want %q", test.name, test.extra, half, err, test.want)
 			}
+		}
+	}
+}
+
+// caches returns memory for 4 blocks.
+func caches(t testing.TB) connector.Caches {
+	t.Helper()
+	tensors, size := connectortest.Tensors(4, 0)
+	memory, err := device.Host{}.Alloc("test", size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = memory.Close() }) // nothing refers to it
+	return connector.Caches{Device: device.Host{}, Memory: memory, Tensors: tensors, Model: connectortest.Model()}
+}
+
+// A step of 256 requests with nothing to move allocates nothing, whatever the transport.
+func TestAStepWithNothingToMoveAllocatesNothing(t *testing.T) {
+	for name, extra := range map[string]string{
+		"null": "{}", "tcp": `{"listen":"127.0.0.1:0"}`, "redis": `{"url":"redis://127.0.0.1:1"}`, "lmcache": `{"remote_url":"lm://127.0.0.1:1"}`,
+	} {
+		s := setup(name, extra)
+		s.Model = connectortest.Model()
+		e, err := connector.NewEngine(transports.Default(), s, []connector.Caches{caches(t)})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		step := new(connector.Step)
+		for i := range 256 {
+			r := &connector.Request{ID: fmt.Sprint("r", i), Prompt: 8, Tokens: 8}
+			e.Scheduler.NewRequest(r)
+			step.Scheduled = append(step.Scheduled, connector.Scheduled{Request: r, Blocks: []int{0}, Computed: 8})
+		}
+		compute := func() error { return nil }
+		if n := testing.AllocsPerRun(100, func() {
+			if _, err := e.Step(t.Context(), step, nil, compute); err != nil {
+				t.Error(err)
+			}
+		}); n > 0 {
+			t.Errorf("%s: %v allocations a step", name, n)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := e.Run(ctx); err != nil { // it releases what was bound
+			t.Error(err)
 		}
 	}
 }

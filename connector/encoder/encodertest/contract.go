@@ -30,6 +30,8 @@ func Run(t *testing.T, rig Rig) {
 		{"another model", false, anotherModel},
 		{"another size", false, anotherSize},
 		{"an item is made anew", false, madeAnew},
+		{"an item is overwritten before it is loaded", false, overwritten},
+		{"what is there is not saved again", false, savedOnce},
 		{"an item is gone before it is loaded", false, goneBeforeLoad},
 		{"an item is freed while it is loaded", true, freedWhileLoaded},
 		{"an item is freed while it is saved", false, freedWhileSaved},

@@ -43,6 +43,8 @@ type Environment struct {
 	Address string
 	// Remove takes an item of engines that have the model out of the store. Nil where a producer frees it.
 	Remove func(t *testing.T, m encoder.Model, i encoder.Item)
+	// Spoil puts something else in the place of an item. Nil where it can't.
+	Spoil func(t *testing.T, m encoder.Model, i encoder.Item)
 }
 
 // Model is what the engines under test run.

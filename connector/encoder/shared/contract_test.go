@@ -92,6 +92,10 @@ func TestContract(t *testing.T) {
 		if err := f.Register("memory", shelf.Connector()); err != nil {
 			t.Fatal(err)
 		}
+		key := func(model encoder.Model, i encoder.Item) string {
+			space := model.Compatibility()
+			return hex.EncodeToString(space[:]) + ":" + event.BytesHash(i.Hash).String()
+		}
 		return encodertest.Environment{
 			Factory: f,
 			Config: func(role encoder.Role, _ string) encoder.Config {
@@ -102,8 +106,12 @@ func TestContract(t *testing.T) {
 			Remove: func(_ *testing.T, model encoder.Model, i encoder.Item) {
 				m.mu.Lock()
 				defer m.mu.Unlock()
-				space := model.Compatibility()
-				delete(m.values, hex.EncodeToString(space[:])+":"+event.BytesHash(i.Hash).String())
+				delete(m.values, key(model, i))
+			},
+			Spoil: func(_ *testing.T, model encoder.Model, i encoder.Item) {
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				m.values[key(model, i)] = []byte("something else")
 			},
 		}
 	}})

@@ -35,6 +35,7 @@ func TestConfig(t *testing.T) {
 		{"tcp", map[string]any{"peer": []string{"h:1"}}, []string{`"peers"`}},
 		{"tcp", map[string]any{"peers": []string{"h"}, "connections": 0}, []string{`peers: address "h"`, "connections"}},
 		{"tcp", map[string]any{"peers": "h:1", "stall_timeout": "x"}, []string{"peers", "stall_timeout"}},
+		{"tcp", map[string]any{"mode": "push"}, []string{`"mode"`}},
 		{"tcp", map[string]any{"secret": "short"}, []string{"secret"}},
 	} {
 		s := encoder.Setup{Config: config(test.transport, encoder.Both, test.extra), Ranks: 1, Model: encodertest.Model(), Log: slog.New(slog.DiscardHandler)}

@@ -59,10 +59,14 @@ func TestRedis(t *testing.T) {
 				return config("redis", role, map[string]any{"address": cmp.Or(through, server.Addr), "timeout": 1})
 			},
 			Remove: func(t *testing.T, m encoder.Model, i encoder.Item) {
-				space := m.Compatibility()
-				key := "ec:" + hex.EncodeToString(space[:8]) + ":0:" + event.BytesHash(i.Hash).String()
-				if got := server.Do("DEL", key); got != ":1" {
-					t.Errorf("DEL %s: %s", key, got)
+				if got := server.Do("DEL", redisKey(m, i)); got != ":1" {
+					t.Errorf("DEL %s: %s", redisKey(m, i), got)
+				}
+			},
+			Spoil: func(t *testing.T, m encoder.Model, i encoder.Item) {
+				// A byte of the payload, which only its checksum tells.
+				if got := server.Do("SETRANGE", redisKey(m, i), "500000", "x"); got[0] != ':' {
+					t.Errorf("SETRANGE %s: %s", redisKey(m, i), got)
 				}
 			},
 		}
@@ -97,8 +101,18 @@ func TestLMCacheInRedis(t *testing.T) {
 					t.Errorf("DEL %s: %s", key, got)
 				}
 			},
+			Spoil: func(t *testing.T, m encoder.Model, i encoder.Item) {
+				if got := server.Do("SET", lmcacheKey(m, i)+lmcache.BytesSuffix, "something else"); got != "+OK" {
+					t.Errorf("SET: %s", got)
+				}
+			},
 		}
 	}})
+}
+
+func redisKey(m encoder.Model, i encoder.Item) string {
+	space := m.Compatibility()
+	return "ec:" + hex.EncodeToString(space[:8]) + ":0:" + event.BytesHash(i.Hash).String()
 }
 
 // lmcacheKey is where an item is.
