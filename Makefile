@@ -53,7 +53,7 @@ FUZZTIME ?= 30s
 fuzz: setup ## Fuzz every decoder for FUZZTIME each.
 	@./scripts/fuzz.sh $(FUZZTIME)
 
-interop: setup ## Check against vLLM's own classes (installs them in a Python environment).
+interop: setup-test ## Check against vLLM's and LMCache's own code (installed in Python environments).
 	interop/check.sh
 
 bench: build ## Measure the pipeline.
