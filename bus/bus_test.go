@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"kvstrata/bus"
 	"kvstrata/event"
@@ -210,6 +211,50 @@ func TestReadOfOneSource(t *testing.T) {
 	}
 }
 
+func TestReadOfWhatConnectorsTell(t *testing.T) {
+	_, b, _ := start(t, bus.DefaultConfig())
+	shelf := event.Source{Cluster: "c", Model: "org/m.1", Instance: "redis://host:1/0", Origin: event.Store}
+	var want []string
+	for _, s := range []struct {
+		kind   bus.Kind
+		source event.Source
+		read   bool
+	}{
+		{bus.Events, event.Source{Cluster: "c", Model: "org/m.1", Instance: "a.b*", Rank: 3, Origin: event.Connector}, true},
+		{bus.Events, event.Source{Cluster: "c", Model: "org/m.1", Instance: "a.b*", Origin: event.Engine}, false},
+		{bus.Events, event.Source{Cluster: "c", Model: "org/m", Instance: "a", Origin: event.Connector}, false},
+		{bus.Events, event.Source{Cluster: "d", Model: "org/m.1", Instance: "a", Origin: event.Connector}, false},
+		{bus.Status, event.Source{Cluster: "c", Model: "org/m.1", Instance: "a", Origin: event.Connector}, false},
+		{bus.Events, shelf, false},
+		{bus.Events, event.Source{Cluster: "c", Model: "org/m.1", Origin: event.Connector}, true},
+		{bus.Status, shelf, true},
+	} {
+		msg := &nats.Msg{Subject: bus.Subject(s.kind, s.source), Header: bus.Head{Epoch: 1}.Header()}
+		future, err := b.PublishAsync(msg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-future.Ok()
+		if s.read {
+			want = append(want, msg.Subject)
+		}
+	}
+	r, err := b.ReadTold(t.Context(), 1, shelf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	for _, subject := range want {
+		d, err := r.Next(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := bus.Subject(d.Kind, d.Source); got != subject {
+			t.Errorf("%s, want %s", got, subject)
+		}
+	}
+}
+
 func TestTheTwoNewestCheckpointsStay(t *testing.T) {
 	_, b, _ := start(t, bus.DefaultConfig())
 	snap := resident.New(resident.DefaultConfig(), nil).Snapshot()
@@ -352,6 +397,45 @@ func TestOneHoldsALease(t *testing.T) {
 	}
 	if took := time.Since(begin); took > cfg.LeaseTTL {
 		t.Logf("a released lease took %v: released leases are free at once", took)
+	}
+}
+
+// A holder that was stopped in the middle of a renewal does not know its newest revision; it releases the lease all the same.
+func TestALeaseIsReleasedAfterARenewalWithoutAnAnswer(t *testing.T) {
+	srv, b, _ := start(t, bus.DefaultConfig())
+	lease, err := b.Acquire(t.Context(), source, "holder")
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := nats.Connect(srv.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	js, err := jetstream.New(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kv, err := js.KeyValue(t.Context(), bus.LeaseBucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, err := kv.Keys(t.Context())
+	if err != nil || len(keys) != 1 {
+		t.Fatalf("keys %v, %v", keys, err)
+	}
+	entry, err := kv.Get(t.Context(), keys[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kv.Update(t.Context(), keys[0], entry.Value(), entry.Revision()); err != nil {
+		t.Fatal(err)
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := kv.Get(t.Context(), keys[0]); !errors.Is(err, jetstream.ErrKeyNotFound) {
+		t.Errorf("the lease is there still: %v", err)
 	}
 }
 

@@ -163,7 +163,15 @@ func (b *Bus) lastFence(ctx context.Context, source event.Source) (event.Fence, 
 
 // Release gives the source up at once, so that the next holder need not wait.
 func (l *Lease) Release(ctx context.Context) error {
-	if err := l.bus.leases.Delete(ctx, l.key, jetstream.LastRevision(l.revision)); err != nil {
+	err := l.bus.leases.Delete(ctx, l.key, jetstream.LastRevision(l.revision))
+	if err == nil {
+		return nil
+	}
+	// The last renewal may have been stored though whoever stopped it did not wait for the answer.
+	if entry, gone := l.bus.leases.Get(ctx, l.key); gone == nil && bytes.Equal(entry.Value(), l.value) {
+		err = l.bus.leases.Delete(ctx, l.key, jetstream.LastRevision(entry.Revision()))
+	}
+	if err != nil {
 		return fmt.Errorf("release lease %s: %w", l.key, err)
 	}
 	return nil
