@@ -180,6 +180,7 @@ func (c *Cache) open(blocks []int) (*Window, error) {
 	memory := c.caches.Memory.Host()
 	if memory == nil {
 		if err := w.stage(); err != nil {
+			w.Release()
 			return nil, err
 		}
 		return w, nil
@@ -265,9 +266,10 @@ func (w *Window) Commit(ctx context.Context) error {
 			n++
 		}
 		if rest[0].Offset >= 0 {
+			// Whoever owns the blocks may have them back when this returns: a copy that has begun is waited for.
 			copied, err := w.staged.stream.Scatter(w.cache.caches.Memory, rest[:n], src[:bytes])
 			if err == nil {
-				err = copied.Wait(ctx)
+				err = copied.Wait(context.WithoutCancel(ctx))
 			}
 			if err != nil {
 				name := w.cache.caches.Device.Name()
@@ -281,9 +283,28 @@ func (w *Window) Commit(ctx context.Context) error {
 }
 
 // Descriptors returns in how many pieces of the registered memory the blocks lie.
-func (w *Window) Descriptors() int { return len(w.spans) }
+func (w *Window) Descriptors() int {
+	n := 0
+	for _, s := range w.spans {
+		if s.Offset >= 0 {
+			n++
+		}
+	}
+	return n
+}
 
-// Spans returns those pieces.
+// Kept returns how many bytes are put in place: all but those of [Discard].
+func (w *Window) Kept() int {
+	n := 0
+	for _, s := range w.spans {
+		if s.Offset >= 0 {
+			n += s.Length
+		}
+	}
+	return n
+}
+
+// Spans returns the pieces; those of [Discard] have a negative offset.
 func (w *Window) Spans() []device.Span { return w.spans }
 
 // Release gives the window back. Its pieces are not to be used any more.

@@ -17,6 +17,7 @@ type Journal struct {
 
 	loads   map[string]*passage
 	saves   map[save]*passage
+	expired map[string]int // ranks whose lease has ended, by request
 	events  []event.Event
 	records []event.Transfer
 }
@@ -55,6 +56,7 @@ func NewJournal(s *Setup) *Journal {
 	return &Journal{
 		transport: s.Config.Connector, ranks: s.Ranks, tier: s.Tier, block: uint32(s.Model.BlockTokens),
 		loads: make(map[string]*passage), saves: make(map[save]*passage),
+		expired: make(map[string]int),
 	}
 }
 
@@ -77,7 +79,13 @@ func (j *Journal) Update(o *Output) (saved []string) {
 			saved = j.done(&report.Done[i], saved)
 		}
 		for _, request := range report.Expired {
-			j.record(event.Transfer{Kind: event.LeaseExpired, Request: request, From: j.tier})
+			j.expired[request]++
+		}
+	}
+	for _, request := range o.FinishedSending { // each rank had a lease of its own
+		if n := j.expired[request]; n > 0 {
+			delete(j.expired, request)
+			j.record(event.Transfer{Kind: event.LeaseExpired, Request: request, From: j.tier, Ranks: uint32(n)})
 		}
 	}
 	for _, block := range o.InvalidBlocks {
@@ -192,7 +200,7 @@ func (j *Journal) outcome(p *passage, kind event.TransferKind, from, to event.Ti
 		Kind: kind, Request: p.run.Request, Peer: p.peer, From: from, To: to, Ranks: uint32(p.ranks), Bytes: p.sum.Bytes,
 		Pieces: p.sum.Descriptors, Duration: p.sum.Duration, Post: p.sum.Post, Blocks: uint32(p.run.Blocks - len(p.bad)),
 	}
-	if t.Bytes > 0 { // otherwise nothing was moved, or a store had it
+	if t.Bytes > 0 && t.Blocks > 0 { // otherwise nothing was moved, or a store had it
 		j.record(t)
 	}
 	if len(p.bad) > 0 || p.failure != "" {

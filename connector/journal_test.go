@@ -125,13 +125,28 @@ func TestASaveIsStoredOnceEveryRankHasDoneItsPart(t *testing.T) {
 }
 
 func TestExpiryIsARecordAndNoEvent(t *testing.T) {
-	j := newJournal(1)
+	j := newJournal(2)
 	j.Update(&connector.Output{Metadata: &connector.Report{Expired: []string{"r"}}})
+	j.Update(&connector.Output{Metadata: &connector.Report{Expired: []string{"r"}}, FinishedSending: []string{"r", "s"}})
 	if ev := j.TakeEvents(); ev != nil {
 		t.Errorf("events %v", ev)
 	}
-	want := []event.Transfer{{Kind: event.LeaseExpired, Transport: "test", Request: "r", From: event.GPU}}
+	want := []event.Transfer{{Kind: event.LeaseExpired, Transport: "test", Request: "r", From: event.GPU, Ranks: 2}}
 	if diff := cmp.Diff(want, j.TakeRecords()); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// When one rank got everything and the other nothing, nothing is there: that is told, and no load of no blocks.
+func TestALoadThatOneRankDidIsNone(t *testing.T) {
+	j := newJournal(2)
+	j.Loading(connector.Run{Request: "r", Blocks: 1, Names: names(0, 1), Local: []int{20}, Away: event.GPU})
+	j.Update(&connector.Output{Metadata: done(connector.Load, 0, 1, 300, time.Second, nil)})
+	j.Update(&connector.Output{
+		Metadata: done(connector.Load, 0, 1, 0, time.Second, errors.New("gone")), InvalidBlocks: []int{20}, FinishedReceiving: []string{"r"},
+	})
+	records := j.TakeRecords()
+	if len(records) != 1 || records[0].Kind != event.TransferFailed || j.TakeEvents() != nil {
+		t.Errorf("%+v", records)
 	}
 }

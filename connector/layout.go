@@ -197,7 +197,7 @@ func (l *Layout) plan(spans []device.Span, blocks []int) []device.Span {
 				if b == Discard {
 					offset = Discard
 				}
-				if n := len(spans); n > first && (spans[n-1].Offset+spans[n-1].Length == offset || offset < 0 && spans[n-1].Offset < 0) {
+				if n := len(spans); n > first && joins(spans[n-1], offset) {
 					spans[n-1].Length += p.Length
 					continue
 				}
@@ -206,4 +206,13 @@ func (l *Layout) plan(spans []device.Span, blocks []int) []device.Span {
 		}
 	}
 	return spans
+}
+
+// joins reports whether a piece at an offset makes the one before it longer: they follow each other in memory, or both have no
+// place.
+func joins(s device.Span, offset int) bool {
+	if s.Offset < 0 || offset < 0 {
+		return s.Offset < 0 && offset < 0
+	}
+	return s.Offset+s.Length == offset
 }

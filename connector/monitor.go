@@ -44,7 +44,7 @@ func NewMonitor(connector, engine string, log *slog.Logger, registry prometheus.
 		unnotified: counter("failed_notifications_total", "Peers that could not be told that their blocks are free."),
 		expired:    counter("expired_leases_total", "Leases, each of one rank, that ended before a consumer had fetched the blocks."),
 		ranks: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "kvstrata_connector_ranks", Help: "Ranks whose transfers are in the other metrics.", ConstLabels: labels,
+			Name: "kvstrata_connector_ranks", Help: "Tensor-parallel ranks, over which the other metrics are taken.", ConstLabels: labels,
 		}),
 		duration: seconds("rank_transfer_seconds", "From post to completion, of one rank's transfer."),
 		post:     seconds("rank_post_seconds", "What the call that posts it takes, of one rank's transfer."),
@@ -77,7 +77,7 @@ func (m *Monitor) Observe(s *Stats) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.interval.Extend(s)
-	m.ranks.Set(float64(m.interval.Ranks))
+	m.ranks.Set(float64(max(s.Ranks, 1)))
 }
 
 // logInterval is how often the log has a line, as upstream's.

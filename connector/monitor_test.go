@@ -54,7 +54,7 @@ kvstrata_connector_expired_leases_total` + labels + ` 3
 # HELP kvstrata_connector_rank_transfers_total Transfers that were done, each of one rank: with R ranks R a request.
 # TYPE kvstrata_connector_rank_transfers_total counter
 kvstrata_connector_rank_transfers_total` + labels + ` 2
-# HELP kvstrata_connector_ranks Ranks whose transfers are in the other metrics.
+# HELP kvstrata_connector_ranks Tensor-parallel ranks, over which the other metrics are taken.
 # TYPE kvstrata_connector_ranks gauge
 kvstrata_connector_ranks` + labels + ` 2
 `

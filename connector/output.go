@@ -83,6 +83,9 @@ func (a *Aggregator) Aggregate(outputs []*Output) Output {
 			all.Metadata = all.Metadata.Aggregate(o.Metadata)
 		}
 	}
+	if all.Stats != nil {
+		all.Stats.Ranks = len(outputs) // also those that ended nothing in this step
+	}
 	for _, id := range all.FinishedReceiving {
 		if _, ok := a.failed[id]; ok {
 			all.FailedReceiving = append(all.FailedReceiving, id)

@@ -10,7 +10,7 @@ type Name struct {
 
 // Request is what the scheduler's half knows of one request (of vLLM's Request: request_id, num_tokens,
 // kv_transfer_params, block_hashes). The engine owns it and changes it only between hooks; it is the same pointer in all of
-// them. A request that is retried under the same id is another one.
+// them. Its id is used again only when the engine is done with it: finished, and none of its blocks delayed.
 type Request struct {
 	ID     string
 	Tokens int    // of the prompt, and generated so far

@@ -13,6 +13,8 @@ import (
 //	NewRequest (when one is added) → MatchedTokens → UpdateAfterAlloc → … → BuildMetadata → the workers' half of the step →
 //	UpdateOutput → RequestFinished for those that stopped → TakeEvents
 //
+// Upstream calls RequestFinished of those that stopped before UpdateOutput: a half must bear both orders.
+//
 // A step without work runs the hooks all the same while anything is pending.
 type Scheduler interface {
 	// Run owns the half's goroutines: it returns nil after ctx has ended and they have. It is called once; the other hooks

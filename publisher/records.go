@@ -2,7 +2,6 @@ package publisher
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -26,7 +25,7 @@ type Records struct {
 // maxQueuedRecords bounds the calls of Record that wait to be sent; maxRecordsAMessage what goes into one message.
 const (
 	maxQueuedRecords   = 1024
-	maxRecordsAMessage = 512
+	maxRecordsAMessage = 256 // a record has 3 KiB at most
 )
 
 // NewRecords returns a publisher of a source's records. Nothing is sent before Run runs.
@@ -60,9 +59,7 @@ func (r *Records) Run(ctx context.Context) error {
 	for {
 		select {
 		case records := <-r.queue:
-			if err := r.send(grace, records); err != nil {
-				return err
-			}
+			r.send(grace, records)
 		case <-ctx.Done():
 			if len(r.queue) == 0 {
 				return nil
@@ -71,20 +68,19 @@ func (r *Records) Run(ctx context.Context) error {
 	}
 }
 
-func (r *Records) send(ctx context.Context, records []event.Transfer) error {
+func (r *Records) send(ctx context.Context, records []event.Transfer) {
 	for len(records) > 0 {
 		n := min(len(records), maxRecordsAMessage)
 		payload, err := event.MarshalTransfers(records[:n])
-		if err != nil {
-			return fmt.Errorf("encode transfer records: %w", err)
+		if err == nil {
+			err = r.store(ctx, payload)
 		}
-		if err := r.store(ctx, payload); err != nil {
+		if err != nil {
 			r.dropped.Add(uint64(n))
 			r.log.Debug("transfer records are lost", "records", n, "err", err)
 		}
 		records = records[n:]
 	}
-	return nil
 }
 
 // store waits until JetStream has a message.

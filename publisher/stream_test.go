@@ -2,8 +2,11 @@ package publisher_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -346,4 +349,58 @@ func TestNATSPublisherCheckpointsAtStartAndStop(t *testing.T) {
 	if set.Blocks() != 1 {
 		t.Errorf("the last checkpoint holds %d blocks, want the one published", set.Blocks())
 	}
+}
+
+// A publisher that was elected numbers its life by its fence, and says at once when it can be trusted.
+func TestNATSPublisherTellsItsState(t *testing.T) {
+	_, b := startBus(t)
+	var ready atomic.Bool
+	cfg := publisher.DefaultNATSConfig()
+	cfg.Fence, cfg.Stores, cfg.Judge.AsSet = 77, []string{"shelf"}, true
+	cfg.State = func() (event.State, string) {
+		if ready.Load() {
+			return event.StateLive, ""
+		}
+		return event.StateRecovering, "not compared"
+	}
+	n, err := publisher.NewNATS(cfg, b, connectorSource, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- n.Run(ctx) }()
+	reader, err := b.Read(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	var told []string
+	await := func(want ...string) {
+		t.Helper()
+		for !slices.Equal(told, want) {
+			if len(told) > len(want) {
+				t.Fatalf("told %v, want %v", told, want)
+			}
+			d, err := reader.Next(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			st, err := event.UnmarshalStatus(d.Data, d.Source)
+			if err != nil || st.Epoch != 77 || st.Fence != 77 || !slices.Equal(st.Stores, cfg.Stores) {
+				t.Fatalf("%+v, %v", st, err)
+			}
+			if says := fmt.Sprint(st.State, " ", st.Reason); len(told) == 0 || told[len(told)-1] != says {
+				told = append(told, says)
+			}
+		}
+	}
+	await("recovering not compared")
+	ready.Store(true)
+	await("recovering not compared", "live ")
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	await("recovering not compared", "live ", "gone its publisher has stopped")
 }

@@ -54,17 +54,22 @@ type Backend interface {
 
 // Config is what the halves take of kv_connector_extra_config, beside the backend's own.
 type Config struct {
-	GroupBlocks   int     `json:"group_blocks"`   // blocks under one key
-	Parallel      int     `json:"parallel"`       // loads under way at a time, and saves
-	LookupTimeout float64 `json:"lookup_timeout"` // s; then a prompt counts as not there
-	Name          string  `json:"store_name"`     // of the shared store in events; empty = where it is
+	GroupBlocks   int     `json:"group_blocks"`     // blocks under one key
+	Parallel      int     `json:"parallel"`         // loads under way at a time, and saves
+	LookupTimeout float64 `json:"lookup_timeout"`   // s; then a prompt counts as not there
+	Timeout       float64 `json:"transfer_timeout"` // s of a load or a save, from its order on: blocks wait for no store longer
+	Name          string  `json:"store_name"`       // of the shared store in events; empty = where it is
 }
 
 // Keys are the names of Config in kv_connector_extra_config.
-func Keys() []string { return []string{"group_blocks", "parallel", "lookup_timeout", "store_name"} }
+func Keys() []string {
+	return []string{"group_blocks", "parallel", "lookup_timeout", "transfer_timeout", "store_name"}
+}
 
 // DefaultConfig returns groups of 16 blocks.
-func DefaultConfig() Config { return Config{GroupBlocks: 16, Parallel: 4, LookupTimeout: 1} }
+func DefaultConfig() Config {
+	return Config{GroupBlocks: 16, Parallel: 4, LookupTimeout: 1, Timeout: 10}
+}
 
 // Validate returns every problem at once.
 func (c *Config) Validate() error {
@@ -77,6 +82,9 @@ func (c *Config) Validate() error {
 	}
 	if !(c.LookupTimeout > 0 && c.LookupTimeout <= 60) {
 		errs = append(errs, fmt.Errorf("lookup_timeout %v: want seconds, more than 0 and up to 60", c.LookupTimeout))
+	}
+	if !(c.Timeout > 0 && c.Timeout <= 600) {
+		errs = append(errs, fmt.Errorf("transfer_timeout %v: want seconds, more than 0 and up to 600", c.Timeout))
 	}
 	return errors.Join(errs...)
 }

@@ -28,7 +28,7 @@ type Worker struct {
 	mu      sync.Mutex
 	idle    *sync.Cond          // signalled when a save has ended
 	loading map[string]*job     // under way or waiting, by request
-	saving  map[string]int      // saves under way or waiting, by request
+	saving  map[string][]*job   // likewise
 	ended   map[string]struct{} // requests that are told as sent once their saves have ended
 	out     connector.Output
 	report  connector.Report
@@ -41,6 +41,8 @@ type job struct {
 	ctx    context.Context // ends when the request is cancelled
 	cancel context.CancelFunc
 	posted time.Time
+
+	began bool // a worker's mutex guards it: somebody does it, or has done
 }
 
 // maxJobs bounds the loads, and the saves, that wait for their turn. A load that finds no room fails; a save is left out.
@@ -48,7 +50,10 @@ const maxJobs = 4096
 
 var _ connector.Worker = (*Worker)(nil)
 
-var errNoRoom = errors.New("too many transfers wait")
+var (
+	errNoRoom    = errors.New("too many transfers wait")
+	errPreempted = errors.New("the request was preempted")
+)
 
 // NewWorker returns one rank's half of a transport.
 func NewWorker(s connector.Setup, t Transport) (*Worker, error) {
@@ -58,7 +63,7 @@ func NewWorker(s connector.Setup, t Transport) (*Worker, error) {
 	}
 	w := &Worker{
 		setup: s, cfg: cfg, transport: t, loads: make(chan *job, maxJobs), saves: make(chan *job, maxJobs),
-		loading: make(map[string]*job), saving: make(map[string]int), ended: make(map[string]struct{}),
+		loading: make(map[string]*job), saving: make(map[string][]*job), ended: make(map[string]struct{}),
 	}
 	w.idle = sync.NewCond(&w.mu)
 	return w, nil
@@ -110,18 +115,32 @@ func (w *Worker) Run(ctx context.Context) error {
 		w.loaded(j, w.unmoved(j), connector.Transfer{}, context.Cause(ctx))
 	}
 	for len(w.saves) > 0 {
-		w.savedAll(<-w.saves, context.Cause(ctx))
+		if j := <-w.saves; w.begin(j) {
+			w.savedAll(j, context.Cause(ctx))
+		}
 	}
 	return errors.Join(w.backend.Close(), w.cache.Close())
 }
 
-// run does a job under a context that ends with the request or with Run.
+// run does a job under a context that ends with the request or with Run, unless it was dropped.
 func (w *Worker) run(ctx context.Context, j *job, do func(context.Context, *job)) {
+	if !w.begin(j) {
+		return
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(j.ctx, cancel)
 	defer stop()
-	do(ctx, j)
+	do(ctx, j) // also one whose time is over: the store's client refuses it at once
+}
+
+// begin takes a job; one that was taken already is left alone.
+func (w *Worker) begin(j *job) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	began := j.began
+	j.began = true
+	return !began
 }
 
 // Bind takes the step's orders.
@@ -130,7 +149,8 @@ func (w *Worker) Bind(m connector.Metadata) { w.bound, _ = m.(*metadata) }
 // Clear forgets them.
 func (w *Worker) Clear() { w.bound = nil }
 
-// HandlePreemptions waits until no save reads the blocks of the requests.
+// HandlePreemptions gives up the saves of the requests, and waits until none reads their blocks any more: for what is under
+// way, that is as long as the store's client takes to let go.
 func (w *Worker) HandlePreemptions(ctx context.Context, preempted []string) error {
 	stop := context.AfterFunc(ctx, func() {
 		w.mu.Lock()
@@ -138,10 +158,21 @@ func (w *Worker) HandlePreemptions(ctx context.Context, preempted []string) erro
 		w.idle.Broadcast()
 	})
 	defer stop()
+	for _, id := range preempted {
+		w.mu.Lock()
+		jobs := slices.Clone(w.saving[id])
+		w.mu.Unlock()
+		for _, j := range jobs {
+			j.cancel()
+			if w.begin(j) {
+				w.savedAll(j, errPreempted)
+			}
+		}
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, id := range preempted {
-		for w.saving[id] > 0 {
+		for len(w.saving[id]) > 0 {
 			if err := ctx.Err(); err != nil {
 				return fmt.Errorf("wait for the saves of preempted request %q: %w", id, err)
 			}
@@ -156,13 +187,6 @@ func (w *Worker) StartLoad(context.Context) error {
 	if w.bound == nil {
 		return nil
 	}
-	for _, id := range w.bound.cancels {
-		w.mu.Lock()
-		if j := w.loading[id]; j != nil {
-			j.cancel()
-		}
-		w.mu.Unlock()
-	}
 	for _, o := range w.bound.loads {
 		j := w.job(o)
 		w.mu.Lock()
@@ -174,6 +198,13 @@ func (w *Worker) StartLoad(context.Context) error {
 			w.loaded(j, w.unmoved(j), connector.Transfer{}, errNoRoom)
 		}
 	}
+	for _, id := range w.bound.cancels {
+		w.mu.Lock()
+		if j := w.loading[id]; j != nil {
+			j.cancel()
+		}
+		w.mu.Unlock()
+	}
 	return nil
 }
 
@@ -184,7 +215,7 @@ func (w *Worker) job(o order) *job {
 		o.groups[i].Rank = w.setup.Rank
 	}
 	j := &job{order: o, posted: time.Now()}
-	j.ctx, j.cancel = context.WithCancel(context.Background())
+	j.ctx, j.cancel = context.WithTimeout(context.Background(), time.Duration(w.cfg.Timeout*float64(time.Second)))
 	return j
 }
 
@@ -202,7 +233,7 @@ func (w *Worker) WaitForSave(context.Context) error {
 	for _, o := range w.bound.saves {
 		j := w.job(o)
 		w.mu.Lock()
-		w.saving[o.request]++
+		w.saving[o.request] = append(w.saving[o.request], j)
 		w.mu.Unlock()
 		select {
 		case w.saves <- j:
@@ -246,7 +277,7 @@ func (w *Worker) load(ctx context.Context, j *job) {
 			failure = cmp.Or(failure, err)
 			invalid = appendBlocks(invalid, j.blocks[i*n:(i+1)*n])
 		} else {
-			moved.Bytes += uint64(window.Bytes)
+			moved.Bytes += uint64(window.Kept())
 			moved.Descriptors += uint64(window.Descriptors())
 		}
 	}
@@ -382,7 +413,8 @@ func (w *Worker) saved(j *job, bad []int, moved connector.Transfer, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.note(connector.Done{Op: connector.Save, Request: j.request, First: j.first, Blocks: len(j.blocks), Bad: bad, Transfer: moved, Err: err})
-	if w.saving[j.request]--; w.saving[j.request] == 0 {
+	left := slices.DeleteFunc(w.saving[j.request], func(other *job) bool { return other == j })
+	if w.saving[j.request] = left; len(left) == 0 {
 		delete(w.saving, j.request)
 	}
 	w.idle.Broadcast()
@@ -393,7 +425,7 @@ func (w *Worker) Collect([]string) *connector.Output {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for id := range w.ended {
-		if w.saving[id] == 0 {
+		if len(w.saving[id]) == 0 {
 			delete(w.ended, id)
 			w.out.FinishedSending = append(w.out.FinishedSending, id)
 		}

@@ -29,7 +29,6 @@ type Scheduler struct {
 	held     map[string]struct{} // items that peers can get from this engine, by hash
 	journal  *journal
 	building *metadata
-	freed    []string // in the step that is under way
 	lookups  chan *lookup
 }
 
@@ -203,6 +202,7 @@ func (s *Scheduler) UpdateStateAfterAlloc(r *encoder.Request, index int) {
 	st.ordered[index] = true
 	switch {
 	case st.answers[index] == encoder.Present:
+		st.answers[index] = encoder.Absent // what does not come is computed
 		if s.journal.begin(s.journal.loads, item, r.ID) {
 			s.building.loads = append(s.building.loads, st.lookup.wants[st.lookup.at[index]])
 		} else { // a load that was about to be cancelled is wanted again
@@ -215,7 +215,6 @@ func (s *Scheduler) UpdateStateAfterAlloc(r *encoder.Request, index int) {
 
 // BuildMetadata orders what has come together, and tells what is freed.
 func (s *Scheduler) BuildMetadata(step *encoder.Step) connector.Metadata {
-	s.freed = append(s.freed[:0], step.Freed...)
 	for _, hash := range step.Freed {
 		delete(s.held, hash)
 	}
@@ -238,7 +237,7 @@ func (s *Scheduler) UpdateOutput(o *connector.Output) {
 				continue
 			}
 			s.journal.saved(d)
-			if s.shares && d.Err == nil && !slices.Contains(s.freed, d.Request) {
+			if s.shares && d.Err == nil {
 				s.held[d.Request] = struct{}{}
 			}
 		}

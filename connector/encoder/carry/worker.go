@@ -201,8 +201,21 @@ func (w *Worker) free(ctx context.Context, hashes []string) error {
 			w.idle.Wait()
 		}
 		w.carrier.Drop(hash)
+		w.takeBack(hash)
 	}
 	return nil
+}
+
+// takeBack makes a save that was not told yet one that was cut, where dropping the item has undone it: the scheduler's half
+// would hand it over. The worker's mu is held.
+func (w *Worker) takeBack(hash string) {
+	for i := range w.report.Done {
+		d := &w.report.Done[i]
+		if w.transport.Keeps && d.Op == connector.Save && d.Request == hash && d.Err == nil {
+			d.Err = fmt.Errorf("item %s: %w", hash, errFreed)
+			w.stats.FailedTransfers++
+		}
+	}
 }
 
 // cancel ends a job: at once when it has not begun. The worker's mu is held.

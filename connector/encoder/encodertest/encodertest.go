@@ -125,6 +125,7 @@ func tryEngine(t *testing.T, env Environment, role encoder.Role, o options) (*en
 	}
 	var err error
 	setup := encoder.Setup{Config: env.Config(role, o.through), Model: model, Log: slog.New(slog.DiscardHandler)}
+	set(&setup.Config, "lookup_timeout", 20) // on a busy machine too
 	if o.config != nil {
 		o.config(&setup.Config)
 	}

@@ -21,8 +21,12 @@ type Config struct {
 // maxPeers bounds them: each is asked for each item.
 const maxPeers = 256
 
-// keys are the names of both.
-func keys() []string { return append([]string{"peers"}, tcp.Keys()...) }
+// keys are the names of both, without those that mean nothing here: there is no push, and no memory to be mapped.
+func keys() []string {
+	return append([]string{"peers"}, slices.DeleteFunc(tcp.Keys(), func(key string) bool {
+		return key == "mode" || key == "push_timeout" || key == "shared_memory"
+	})...)
+}
 
 // read reads and validates both.
 func read(extra connector.Extra) (peers []encoder.Place, cfg tcp.Config, err error) {
