@@ -268,3 +268,20 @@ func TestCachesAreChecked(t *testing.T) {
 		}
 	}
 }
+
+// A piece that is thrown away is not one with the piece in memory that happens to begin where it would end.
+func TestDiscardedPiecesSwallowNothing(t *testing.T) {
+	memory, err := device.Host{}.Alloc("test", 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer memory.Close()
+	c := newCache(t, connector.Caches{
+		Device: device.Host{}, Memory: memory, Model: connector.Model{BlockTokens: 1},
+		Tensors: []connector.Tensor{connector.Packed("l", 7, 1, dim(connector.AxisBlock, 4), dim(connector.AxisDim, 8))},
+	})
+	put(t, c, []int{connector.Discard, 0}, []byte("thrown!!and kept"))
+	if got := string(memory.Host()[7:15]); got != "and kept" {
+		t.Errorf("block 0 holds %q", got)
+	}
+}

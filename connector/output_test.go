@@ -141,3 +141,17 @@ func TestLeases(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 }
+
+// Ranks end in different steps: what they moved is of all of them nevertheless.
+func TestStatisticsAreOfAllRanks(t *testing.T) {
+	a := connector.NewAggregator(2, 0)
+	one := &connector.Output{Stats: &connector.Stats{Ranks: 1, Transfers: []connector.Transfer{{Duration: time.Second, Bytes: 1}}}}
+	var sum connector.Stats
+	for _, outputs := range [][]*connector.Output{{one, nil}, {nil, one}} {
+		out := a.Aggregate(outputs)
+		sum.Extend(out.Stats)
+	}
+	if s := sum.Summarize(); s.Ranks != 2 || s.Transfers != 2 {
+		t.Errorf("%d transfers of %d ranks, want 2 of 2", s.Transfers, s.Ranks)
+	}
+}

@@ -2,6 +2,7 @@ package publisher_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,9 +26,10 @@ func TestRecordsReachTheirStream(t *testing.T) {
 			From: event.GPU, To: event.GPU, Blocks: 7, Ranks: 2, Bytes: 1 << 20, Pieces: 64, Duration: time.Millisecond, Post: time.Microsecond,
 		})
 	}
-	expired := event.Transfer{Source: source, Kind: event.LeaseExpired, Transport: "tcp", Request: "s", Reason: "why"}
+	expired := event.Transfer{Source: source, Kind: event.LeaseExpired, Transport: "tcp", Request: "s", Reason: "-ERR \xff\xfe" + strings.Repeat("x", 600)}
 	r.Record(want)
 	r.Record([]event.Transfer{expired})
+	expired.Reason = "-ERR \uFFFD" + strings.Repeat("x", 505) // what a server says is cut, and made UTF-8
 	want = append(want, expired)
 	// What is queued is sent though Run is told to end at once.
 	ctx, cancel := context.WithCancel(t.Context())

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 
@@ -17,7 +18,9 @@ func (f *Fleet) drive(ctx context.Context, arrivals iter.Seq2[Arrival, error]) e
 	for _, members := range [][]*member{f.prefill, f.decode} {
 		for _, m := range members {
 			if m.host != nil {
-				group.Go(func() error { return m.host.Run(hostCtx, f.clock) })
+				group.Go(func() error {
+					return errors.Join(m.host.Run(hostCtx, f.clock), m.host.drain(ctx, f.clock.Now))
+				})
 			}
 		}
 	}

@@ -138,7 +138,7 @@ func (e *Engine) Submit(r Request) error {
 }
 
 func (e *Engine) admissible(r *Request) error {
-	if _, ok := e.live[r.ID]; ok {
+	if _, ok := e.live[r.ID]; ok || e.kv != nil && e.kv.delayed[r.ID] != nil {
 		return ErrDuplicateID
 	}
 	if len(r.Prompt) == 0 {

@@ -47,6 +47,9 @@ func (h *Host) Do(ctx context.Context, r Request) (Request, error) {
 	done := make(chan Request, 1)
 	h.mu.Lock()
 	err := h.ended
+	if _, waits := h.waiting[r.ID]; err == nil && waits {
+		err = ErrDuplicateID // its last step is computed, and the time of that not over
+	}
 	if err == nil {
 		err = h.engine.Submit(r)
 	}
@@ -109,6 +112,25 @@ func (h *Host) Run(ctx context.Context, clock Clock) (err error) {
 	}
 }
 
+// drainTime is how long an engine goes on after the last request for what its connector has under way.
+const drainTime = time.Second
+
+// drain steps the engine while its connector has something under way.
+func (h *Host) drain(ctx context.Context, now func() event.Time) error {
+	for deadline := time.Now().Add(drainTime); time.Now().Before(deadline) && ctx.Err() == nil; {
+		if _, _, err := h.step(now()); err != nil {
+			return fmt.Errorf("step engine %s: %w", h.engine.Name(), err)
+		}
+		h.mu.Lock()
+		pending := h.engine.Pending()
+		h.mu.Unlock()
+		if !pending || !h.idle(ctx, true) {
+			return nil
+		}
+	}
+	return nil
+}
+
 // step runs one step, and reports whether more must follow even if it did nothing: a connector's answer, or a transfer, is
 // waited for.
 func (h *Host) step(now event.Time) (progress Progress, pending bool, err error) {
@@ -139,7 +161,7 @@ func (h *Host) answer(finished []Request) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, r := range finished {
-		h.waiting[r.ID] <- r
+		h.waiting[r.ID] <- r // has room for one
 		delete(h.waiting, r.ID)
 	}
 }

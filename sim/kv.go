@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"kvstrata/connector"
 	"kvstrata/connector/device"
@@ -216,6 +217,9 @@ func (e *Engine) transfer(progress *Progress) error {
 		return fmt.Errorf("connector of %s: %w", e.cfg.Name, err)
 	}
 	k.cfg.Stats(out.Stats)
+	for _, s := range k.remote { // told at the latest with the request's arrival, and often before: ranks end one by one
+		s.spoil(out.InvalidBlocks)
+	}
 	for _, id := range out.FinishedSending {
 		if blocks, ok := k.delayed[id]; ok {
 			e.pool.Release(blocks)
@@ -227,7 +231,10 @@ func (e *Engine) transfer(progress *Progress) error {
 			if s.ID == id {
 				k.remote = append(k.remote[:i], k.remote[i+1:]...)
 				progress.Arrived++
-				e.arrived(s, out.InvalidBlocks, progress)
+				if slices.Contains(out.FailedReceiving, id) && len(s.invalid) == 0 {
+					s.spoil(ints(s.blocks)) // it failed, and nobody says where
+				}
+				e.arrived(s, progress)
 				break
 			}
 		}
@@ -317,16 +324,24 @@ func (k *kv) holds(block int, content uint64) (bool, error) {
 	return right, nil
 }
 
-// arrived takes in a load that has ended: what came is checked and cached, and the request runs on from there.
-func (e *Engine) arrived(s *sequence, invalid []int, progress *Progress) {
-	size, end := e.cfg.BlockSize, s.computed+s.incoming
-	bad := make(map[BlockID]struct{}, len(invalid))
-	for _, b := range invalid {
-		bad[BlockID(b)] = struct{}{}
+// spoil notes which of a sequence's blocks did not come.
+func (s *sequence) spoil(blocks []int) {
+	for _, b := range blocks {
+		if slices.Contains(s.blocks, BlockID(b)) {
+			if s.invalid == nil {
+				s.invalid = make(map[BlockID]struct{})
+			}
+			s.invalid[BlockID(b)] = struct{}{}
+		}
 	}
+}
+
+// arrived takes in a load that has ended: what came is checked and cached, and the request runs on from there.
+func (e *Engine) arrived(s *sequence, progress *Progress) {
+	size, end := e.cfg.BlockSize, s.computed+s.incoming
 	from, came := s.computed/size, end
 	for i := from; i*size < end; i++ {
-		if _, failed := bad[s.blocks[i]]; failed {
+		if _, failed := s.invalid[s.blocks[i]]; failed {
 			came = min(came, i*size)
 			e.stats.BlocksFailed++
 			continue
@@ -339,7 +354,7 @@ func (e *Engine) arrived(s *sequence, invalid []int, progress *Progress) {
 	}
 	e.stats.LoadedTokens += uint64(came - s.computed)
 	e.stats.BlocksLoaded += uint64(max(came/size-from, 0))
-	s.computed, s.incoming, s.loading = came, 0, false
+	s.computed, s.incoming, s.loading, s.invalid = came, 0, false, nil
 	if came < end && e.kv.cfg.Transfer.OnLoadFailure == connector.Fail {
 		e.stats.Failed++
 		e.finish(s, connector.EndLoadError, progress)

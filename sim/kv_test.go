@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -304,6 +307,102 @@ func TestPreemptionsUnderAConnector(t *testing.T) {
 	if report.Preempted == 0 || d.BlocksWrong > 0 || d.BlocksVerified == 0 {
 		t.Errorf("%d preemptions, %d of %d blocks wrong", report.Preempted, d.BlocksWrong, d.BlocksVerified)
 	}
+}
+
+// late is a worker of rank 1 that tells of what has ended many steps later.
+type late struct {
+	connector.Worker
+	held []*connector.Output
+}
+
+func (w *late) Collect(finished []string) *connector.Output {
+	w.held = append(w.held, w.Worker.Collect(finished))
+	if len(w.held) < 50 {
+		return nil
+	}
+	out := w.held[0]
+	w.held = w.held[1:]
+	return out
+}
+
+// Ranks end one by one: what the first one said did not come must not be used when the last one has arrived.
+func TestBlocksThatFailedOnTheFirstRank(t *testing.T) {
+	s := &shelf{gone: func(key string) bool { return strings.Contains(key, ":0:") }}
+	inner := shelved(t, s)
+	var f connector.Factory
+	err := f.Register("late", connector.Transport{
+		NewScheduler: func(set connector.Setup) (connector.Scheduler, error) {
+			set.Config.Connector = "shelf"
+			return inner.Scheduler(set)
+		},
+		NewWorker: func(set connector.Setup) (connector.Worker, error) {
+			set.Config.Connector = "shelf"
+			w, err := inner.Worker(set)
+			if set.Rank == 1 {
+				w = &late{Worker: w}
+			}
+			return w, err
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := connect(t, newFleet(t, 0, 1, 1, sameSeed), &f, "late", 1, func(cfg *sim.KVConfig) { cfg.Ranks = 2 })
+	if err := c.Run(t.Context(), trace(t, small()[:20])); err != nil {
+		t.Fatal(err)
+	}
+	if d := c.Report().Engines[1].Stats; d.BlocksWrong > 0 || d.BlocksFailed == 0 || d.BlocksVerified > 0 {
+		t.Errorf("%d blocks wrong, %d failed, %d taken for good", d.BlocksWrong, d.BlocksFailed, d.BlocksVerified)
+	}
+}
+
+// An id is not free before its blocks are: or those of the first request with it would be forgotten.
+func TestAnIDIsInUseWhileItsBlocksAreRead(t *testing.T) {
+	c := connect(t, newFleet(t, 0, 1, 0, sameSeed), transports.Default(), "tcp", 1, nil)
+	e := c.engines[0]
+	r := sim.Request{ID: "same", Prompt: make([]uint32, 160), Output: 1, Params: &connector.Params{DoRemoteDecode: true}}
+	if err := e.Submit(r); err != nil {
+		t.Fatal(err)
+	}
+	for e.Busy() {
+		if _, err := e.Step(1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := e.Submit(r); !errors.Is(err, sim.ErrDuplicateID) {
+		t.Errorf("%v, want %v", err, sim.ErrDuplicateID)
+	}
+	if ok, err := e.Reset(1); ok || err != nil {
+		t.Errorf("the cache was reset under a consumer: %v, %v", ok, err)
+	}
+}
+
+// Between the step that finishes a request and the end of that step's time a client may come with the same id.
+func TestAHostRefusesAnIDThatWaitsForItsAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, 1, 0, nil)
+		h := sim.NewHost(sim.DefaultFleetConfig(), f.engines[0])
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- h.Run(ctx, sim.Clock{Began: time.Now(), Start: event.Time(time.Second), Speed: 1}) }()
+		r := sim.Request{ID: "x", Prompt: []uint32{1, 2, 3}, Output: 1}
+		answered := make(chan error, 1)
+		go func() {
+			_, err := h.Do(ctx, r)
+			answered <- err
+		}()
+		synctest.Wait() // its only step is computed, and takes 20 ms
+		if _, err := h.Do(ctx, r); !errors.Is(err, sim.ErrDuplicateID) {
+			t.Errorf("the second: %v", err)
+		}
+		if err := <-answered; err != nil {
+			t.Errorf("the first: %v", err)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestConnectRefuses(t *testing.T) {

@@ -32,6 +32,13 @@ func (f *Fleet) replay(ctx context.Context, arrivals iter.Seq2[Arrival, error]) 
 			return err
 		}
 	}
+	for _, members := range [][]*member{f.prefill, f.decode} {
+		for _, m := range members {
+			if err := m.host.drain(ctx, func() event.Time { return max(m.now, f.clock.Start) }); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 

@@ -20,9 +20,10 @@ type sequence struct {
 	loading  bool // its load is under way and done by the next step
 	admitted bool // once, so that a second lookup after a preemption is not counted
 
-	kv       *connector.Request // of an engine with a connector
-	content  []uint64           // names of the leading full blocks' contents, as far as they were needed
-	incoming int                // tokens that a connector is bringing
+	kv       *connector.Request   // of an engine with a connector
+	content  []uint64             // names of the leading full blocks' contents, as far as they were needed
+	incoming int                  // tokens that a connector is bringing
+	invalid  map[BlockID]struct{} // blocks of them that it said do not come
 }
 
 // tokens returns how many tokens the sequence has, prompt and generated.

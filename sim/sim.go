@@ -51,7 +51,7 @@ var (
 	ErrEmptyPrompt = errors.New("prompt is empty")
 	ErrTooLong     = errors.New("request does not fit into the block pool")
 	ErrQueueFull   = errors.New("waiting queue is full")
-	ErrDuplicateID = errors.New("a live request has this id")
+	ErrDuplicateID = errors.New("a live request has this id, or one whose blocks a connector still reads")
 )
 
 // Arrival is a request and when it comes.

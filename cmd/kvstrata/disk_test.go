@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"kvstrata/event"
 	"kvstrata/indexer/history"
 )
 
@@ -72,7 +73,7 @@ func TestFullDisk(t *testing.T) {
 	}, p.output)
 	stored := func() uint64 {
 		for _, s := range sources(t, url) {
-			if s.Source.Instance == "prefill-0" {
+			if s.Source.Instance == "prefill-0" && s.Source.Origin == event.Engine {
 				return s.Totals.Stored
 			}
 		}

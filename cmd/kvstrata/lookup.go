@@ -127,6 +127,13 @@ func printAnswer(out io.Writer, answer *prefix.Answer) error {
 			tiers = append(tiers, fmt.Sprintf("%s %d", t.Tier, t.Blocks))
 		}
 		fmt.Fprintf(w, "%v\t%v\t%d\t%d of %d\t%d\t%s\n", m.Source, m.State, m.Tokens, m.Blocks, m.BlockSize, m.DeviceTokens, strings.Join(tiers, ", "))
+		if m.Reach != nil {
+			var from []string
+			for _, s := range m.Reach.Stores {
+				from = append(from, fmt.Sprintf("%d from %s", s.Blocks, s.Source.Instance))
+			}
+			fmt.Fprintf(w, "  with its stores\t\t%d\t%d of %d\t\t%s\n", m.Reach.Tokens, m.Reach.Blocks, m.BlockSize, strings.Join(from, ", "))
+		}
 	}
 	for _, l := range answer.LeftOut {
 		fmt.Fprintf(w, "%v\t%v\tleft out: %s\n", l.Source, l.State, l.Reason)

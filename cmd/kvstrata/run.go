@@ -54,8 +54,6 @@ func (c *runCmd) Run(a *app) error {
 		if watched, err = c.spec(); err != nil {
 			return err
 		}
-	} else if c.Store != "" {
-		return usagef("--store: goes with the role store; add it to --roles")
 	}
 	if c.NATS == "" && !slices.Contains(c.Roles, "subscriber") && !slices.Contains(c.Roles, "store") {
 		a.log.Warn("nothing will ever come: the embedded NATS is this process's own, and no subscriber is among its --roles; " +

@@ -82,7 +82,7 @@ func (e *simEngine) connect(a *app, b *bus.Bus, metrics prometheus.Registerer, s
 	source := e.source
 	source.Origin = event.Connector
 	cfg := publisher.DefaultNATSConfig()
-	if name, ok := transfer.Extra["store_name"]; ok {
+	if name, ok := transfer.Extra["store_name"]; ok && transfer.Role.Consumes() {
 		var store string
 		if err := json.Unmarshal(name, &store); err != nil {
 			return usagef("store_name: want text: %w", err)

@@ -25,6 +25,8 @@ func Run(t *testing.T, rig Rig) {
 		{"only the longest prefix is loaded", false, partialPresence},
 		{"many requests at once", false, concurrent},
 		{"a request is cancelled", true, cancelled},
+		{"a request is cancelled in the step that loads it", false, cancelledAtOnce},
+		{"a request is preempted while it is saved", false, preempted},
 		{"the peer dies", true, peerDies},
 		{"the peer is slow", true, peerIsSlow},
 		{"bytes are cut off", true, truncated},
@@ -213,18 +215,61 @@ func cancelled(t *testing.T, rig Rig) {
 	for i, b := range blocks { // free now: nobody may write them any more
 		p.consumer.fill(b, uint64(i))
 	}
-	p.proxy.CloseConnections(false)
+	p.proxy.CloseConnections(false) // whatever was under way comes or is lost now
 	p.check(p.consumer.consume(p.hand("s", "b", tokens), "b", 0), tokens)
-	for i, b := range blocks {
-		if i >= tokens/BlockTokens { // what the second request did not get
-			if !p.consumer.holds(b, uint64(i)) {
-				t.Errorf("block %d was written after its load was cancelled", b)
-			}
+	for i, b := range blocks { // the second request had the blocks that were free before
+		if !p.consumer.holds(b, uint64(i)) {
+			t.Errorf("block %d was written after its load was cancelled", b)
 		}
 	}
 	// A request that ends before it is given blocks.
 	p.consumer.conn.Scheduler.NewRequest(p.hand("t", "c", tokens))
 	p.consumer.finish(p.hand("u", "d", tokens), nil, connector.EndAborted)
+}
+
+// cancelledAtOnce has load and cancel travel in the same metadata: the load ends all the same.
+func cancelledAtOnce(t *testing.T, rig Rig) {
+	p := newPair(t, rig, false, nil)
+	const tokens = 20 * BlockTokens
+	r := p.hand("r", "a", tokens)
+	p.consumer.conn.Scheduler.NewRequest(r)
+	var m connector.Match
+	p.consumer.until("an answer", func() bool { m = p.consumer.conn.Scheduler.MatchedTokens(r, 0); return !m.Later })
+	blocks := p.consumer.allocate(m.Tokens / BlockTokens)
+	p.consumer.conn.Scheduler.UpdateAfterAlloc(r, blocks, 0, m.Tokens)
+	p.consumer.finish(r, blocks, connector.EndAborted)
+	settled(p.producer, p.consumer)
+}
+
+// preempted takes a request's blocks while they may be being saved: once the step begins to compute, they are another's.
+func preempted(t *testing.T, rig Rig) {
+	p := newPair(t, rig, false, nil)
+	const tokens = 8 * GroupBlocks * BlockTokens
+	e, s := p.producer, p.producer.conn.Scheduler
+	r := request("r", "a", tokens, nil)
+	s.NewRequest(r)
+	blocks := e.allocate(tokens / BlockTokens)
+	s.UpdateAfterAlloc(r, blocks, 0, 0)
+	for i, b := range blocks {
+		e.fill(b, content("a", i))
+	}
+	e.step(&connector.Step{Scheduled: []connector.Scheduled{{Request: r, Blocks: blocks, Computed: tokens}}})
+	out, err := e.conn.Step(t.Context(), &connector.Step{Preempted: []string{"r"}}, nil, func() error {
+		for _, b := range blocks {
+			e.fill(b, 42)
+		}
+		return nil
+	})
+	if err != nil || len(out.InvalidBlocks) > 0 {
+		t.Fatalf("%v, invalid blocks %v", err, out.InvalidBlocks)
+	}
+	e.finish(r, blocks, connector.EndAborted)
+	e.until("all blocks are free", func() bool { return len(e.free) == poolBlocks })
+	// What is there of it is right.
+	l := p.consumer.consume(request("again", "a", tokens, nil), "a", 0)
+	if len(l.failed)+len(l.wrong) > 0 {
+		t.Errorf("failed blocks %v, wrong blocks %v", l.failed, l.wrong)
+	}
 }
 
 // broken loads a prompt through a fault, and wants some blocks to fail, and no block to be wrong.

@@ -176,14 +176,14 @@ func (w *Worker) Bind(m connector.Metadata) {
 		}
 		w.hold(h.Request)
 	}
-	for _, id := range meta.Cancels {
-		w.cancel(id)
-	}
 	for i := range meta.Notices {
 		w.tell(meta.Notices[i])
 	}
 	for i := range meta.Loads {
 		w.note(&meta.Loads[i])
+	}
+	for _, id := range meta.Cancels { // last: a load may be cancelled in the step that orders it
+		w.cancel(id)
 	}
 }
 

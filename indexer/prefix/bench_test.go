@@ -81,6 +81,33 @@ func BenchmarkLookup(b *testing.B) {
 	}
 }
 
+// BenchmarkReach asks for a prompt of which every engine holds the first tenth, and a store that all of them read from the rest.
+func BenchmarkReach(b *testing.B) {
+	const length = 1000
+	p := prompt(1, length)
+	for _, sources := range []int{1, 16, 64} {
+		x := prefix.New(prefix.DefaultConfig())
+		newPublisher(event.Source{Cluster: "c", Model: "m", Instance: "s0", Origin: event.Store}, true).tell(b, x, p.stored(event.Storage, 0, length))
+		for i := range sources {
+			e := newPublisher(engine(fmt.Sprintf("e%d", i)), false)
+			e.tell(b, x, p.stored(event.GPU, 0, length/10))
+			e.source.Origin = event.Connector
+			st := e.status(event.StateLive, "")
+			st.Stores = []string{"s0"}
+			x.Tell(st)
+		}
+		b.Run(fmt.Sprintf("%dx%d/hashes", length, sources), func(b *testing.B) {
+			r := &prefix.Request{Model: "m", Hashes: p.hashes(), BlockSize: 16}
+			b.ReportAllocs()
+			for b.Loop() {
+				if a := lookup(b, x, r); a.Matches[sources-1].Reach == nil || a.Matches[sources-1].Reach.Blocks != length {
+					b.Fatalf("%+v", a.Matches[sources-1])
+				}
+			}
+		})
+	}
+}
+
 // BenchmarkRestore loads a checkpoint.
 func BenchmarkRestore(b *testing.B) {
 	const prompts, perPrompt = 1 << 10, 64

@@ -25,7 +25,8 @@ type Request struct {
 	BlockSize uint32             `json:"block_size,omitempty"` // of the hashes; 0 = every block size is tried
 }
 
-// Answer lists the sources of a model, the longest reach first, then the longest match.
+// Answer lists the sources of a model, the longest reach first; of equal ones engines before connectors and stores, which serve
+// no requests, and then the longest match.
 type Answer struct {
 	Model   string    `json:"model"`
 	Blocks  int       `json:"blocks,omitempty"` // asked for, when by hashes
@@ -144,7 +145,8 @@ func (x *Index) Lookup(r *Request) (*Answer, error) {
 	slices.SortStableFunc(a.Matches, func(p, q Match) int {
 		_, pTokens := p.reached()
 		_, qTokens := q.reached()
-		return cmp.Or(cmp.Compare(qTokens, pTokens), cmp.Compare(q.Tokens, p.Tokens), cmp.Compare(q.DeviceTokens, p.DeviceTokens))
+		return cmp.Or(cmp.Compare(qTokens, pTokens), cmp.Compare(p.Source.Origin, q.Source.Origin), cmp.Compare(q.Tokens, p.Tokens),
+			cmp.Compare(q.DeviceTokens, p.DeviceTokens))
 	})
 	x.asked.count(r, a, int(smallest))
 	x.metrics.lookups.Observe(time.Since(start).Seconds())

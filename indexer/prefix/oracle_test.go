@@ -284,7 +284,7 @@ func (o *oracle) answer(r *prefix.Request) *prefix.Answer {
 		a.Matches = append(a.Matches, m)
 	}
 	slices.SortStableFunc(a.Matches, func(p, q prefix.Match) int {
-		return cmp.Or(reached(&q)-reached(&p), q.Tokens-p.Tokens, q.DeviceTokens-p.DeviceTokens)
+		return cmp.Or(reached(&q)-reached(&p), int(p.Source.Origin)-int(q.Source.Origin), q.Tokens-p.Tokens, q.DeviceTokens-p.DeviceTokens)
 	})
 	return a
 }

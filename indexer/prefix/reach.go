@@ -197,7 +197,7 @@ func (p spot) compare(q spot) int {
 	return cmp.Or(cmp.Compare(p.rank, q.rank), cmp.Compare(p.store, q.store))
 }
 
-// match adds up how far an engine reaches, in steps that are whole blocks of each of its groups. A step comes from the coldest
+// reach adds up how far an engine reaches, in steps that are whole blocks of each of its groups. A step comes from the coldest
 // of the places that its blocks come from. It returns the tokens of a step, 0 when nothing is known of any group.
 func (x *Index) reach(a *reaches, r *reach) (*Reach, int) {
 	out := &Reach{Tiers: []Tier{}, Stores: r.shares}
