@@ -238,7 +238,7 @@ func cancelledAtOnce(t *testing.T, rig Rig) {
 	blocks := p.consumer.allocate(m.Tokens / BlockTokens)
 	p.consumer.conn.Scheduler.UpdateAfterAlloc(r, blocks, 0, m.Tokens)
 	p.consumer.finish(r, blocks, connector.EndAborted)
-	settled(p.producer, p.consumer)
+	settled(p.consumer, p.producer) // the consumer tells the producer, whose lease would be long
 }
 
 // preempted takes a request's blocks while they may be being saved: once the step begins to compute, they are another's.
