@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -50,8 +51,8 @@ func (s *byteCount) Decode(ctx *kong.DecodeContext) error {
 	case strings.HasSuffix(text, "M"):
 		number, factor = text[:len(text)-1], 1<<20
 	}
-	var n int
-	if _, err := fmt.Sscanf(number, "%d", &n); err != nil || n < 1 || n > 1<<20 {
+	n, err := strconv.Atoi(number)
+	if err != nil || n < 1 || n > 1<<20 {
 		return fmt.Errorf("%q: want bytes, as 32K or 4M", text)
 	}
 	*s = byteCount(n * factor)
@@ -118,10 +119,10 @@ func (c *benchTransferCmd) complete() error {
 type transferBench struct {
 	cmd     *benchTransferCmd
 	app     *app
-	ends    []*benchEnd
 	closers []func() error
 	figures map[string]figure
-	order   []int // the blocks, scattered
+	order   []int  // the blocks, scattered
+	prefix  string // of this run's keys in Redis: it may be somebody's
 }
 
 // benchTokens is how many tokens a block of the benchmark has.
@@ -144,6 +145,7 @@ func (b *transferBench) close() {
 
 func (b *transferBench) measure(ctx context.Context) error {
 	b.order = rand.New(rand.NewPCG(1, 2)).Perm(b.cmd.Blocks)
+	b.prefix = fmt.Sprintf("kvstrata-bench-%x", rand.Uint64())
 	if err := b.hooks(ctx); err != nil {
 		return err
 	}
@@ -467,7 +469,7 @@ func (b *transferBench) measureStore(ctx context.Context) error {
 	extra := map[string]any{"group_blocks": b.cmd.Group}
 	switch b.cmd.Connector {
 	case "redis":
-		extra["url"] = url
+		extra["url"], extra["key_prefix"] = url, b.prefix
 	case "lmcache":
 		extra["remote_url"], extra["chunk_size"], extra["chunk_hashes"] = url, b.cmd.Group*benchTokens, "engine"
 	}
@@ -505,7 +507,7 @@ func (b *transferBench) measureStore(ctx context.Context) error {
 		ways = append(ways, other...)
 	}
 	took, err := b.rounds(ctx, ways)
-	if err != nil {
+	if err = errors.Join(err, b.forget(context.WithoutCancel(ctx), url)); err != nil {
 		return err
 	}
 	if b.cmd.Connector == "redis" {

@@ -155,7 +155,7 @@ func (b *transferBench) goRedis(ctx context.Context, url string) ([]way, error) 
 		for worker := range redisAtOnce {
 			go func() {
 				for i := worker; i < n; i += redisAtOnce {
-					if err := do(fmt.Sprint("yardstick:", i), b.order[i*b.cmd.Group:(i+1)*b.cmd.Group]); err != nil {
+					if err := do(fmt.Sprint(b.prefix, ":yardstick:", i), b.order[i*b.cmd.Group:(i+1)*b.cmd.Group]); err != nil {
 						results <- err
 						return
 					}
@@ -205,7 +205,7 @@ func (b *transferBench) goRedis(ctx context.Context, url string) ([]way, error) 
 	}, nil
 }
 
-// forget empties a store of what an earlier round saved, so that saves are not left out.
+// forget takes this run's keys out of Redis, so that the next round saves them again. Others' are left alone.
 func (b *transferBench) forget(ctx context.Context, url string) error {
 	if b.cmd.Connector != "redis" {
 		return nil
@@ -216,5 +216,11 @@ func (b *transferBench) forget(ctx context.Context, url string) error {
 	}
 	client := goredis.NewClient(options)
 	defer client.Close()
-	return client.FlushDB(ctx).Err()
+	keys := client.Scan(ctx, 0, b.prefix+":*", 1000).Iterator()
+	for keys.Next(ctx) {
+		if err := client.Unlink(ctx, keys.Val()).Err(); err != nil {
+			return fmt.Errorf("take the benchmark's keys out of the store: %w", err)
+		}
+	}
+	return keys.Err()
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"strings"
 	"time"
 
@@ -25,12 +26,17 @@ type demoEngines struct {
 	store           string                    // address of the shared store; empty without one
 	group           *errgroup.Group
 	cancel          context.CancelFunc
+	closers         []func() error
 }
 
-// stop ends the engines' sockets and connectors.
+// stop ends the engines' sockets and connectors, and frees their memory: nobody steps them any more.
 func (d *demoEngines) stop() error {
 	d.cancel()
-	return d.group.Wait()
+	errs := []error{d.group.Wait()}
+	for _, closer := range d.closers {
+		errs = append(errs, closer())
+	}
+	return errors.Join(errs...)
 }
 
 // all returns the engines in the order of their configurations.
@@ -247,9 +253,16 @@ func (c *demoCmd) localEngine(ctx, outlive context.Context, s *stack, view fleet
 	if err != nil {
 		return nil, "", "", err
 	}
-	d.group.Go(func() error { return e.run(outlive) })
+	ended := make(chan struct{})
+	d.group.Go(func() error {
+		defer close(ended)
+		return e.run(outlive)
+	})
+	d.closers = append(d.closers, e.Close)
 	select {
 	case <-e.socket.Ready():
+	case <-ended:
+		return nil, "", "", fmt.Errorf("engine %s did not start", spec.Name)
 	case <-ctx.Done():
 		return nil, "", "", ctx.Err()
 	}
@@ -266,7 +279,7 @@ func (c *demoCmd) processEngine(ctx, outlive context.Context, s *stack, sup *sup
 		args := []string{
 			"engine", "--name", spec.Name, "--model", spec.Model, "--pool-blocks", fmt.Sprint(spec.PoolBlocks), "--block-size", fmt.Sprint(spec.BlockSize),
 			"--seed", fmt.Sprint(spec.Seed), "--form", spec.Form, "--nats", s.nats.URL(), "--speed", fmt.Sprint(speed),
-			"--start", fmt.Sprint(began.UnixNano()), "--began", fmt.Sprint(began.UnixNano()), "--kv-transfer-config", spec.Transfer,
+			"--start", fmt.Sprint(began.UnixNano()), "--began", fmt.Sprint(began.UnixNano()),
 			"--log-json=" + fmt.Sprint(s.app.logJSON), "--log-level", s.app.level.String(),
 		}
 		for flag, said := range map[string]string{"--events": "events", "--replay": "replay", "--listen": "api"} {
@@ -279,7 +292,7 @@ func (c *demoCmd) processEngine(ctx, outlive context.Context, s *stack, sup *sup
 	startCtx, given := context.WithCancel(ctx)
 	d.group.Go(func() error {
 		defer given()
-		return sup.run(outlive, spec.Name, args)
+		return sup.run(outlive, spec.Name, args, "KVSTRATA_KV_TRANSFER_CONFIG="+spec.Transfer)
 	})
 	e := remoteEngine{name: spec.Name, url: func(ctx context.Context) string { return sup.url(ctx, spec.Name) }}
 	if e.url(startCtx) == "" {
@@ -297,15 +310,24 @@ func (c *demoCmd) openStore(ctx, outlive context.Context, s *stack, d *demoEngin
 		return "", nil
 	}
 	d.connector = c.Connector + "; what blocks hold is derived from their prefix and compared on arrival"
-	url, stop, err := startStore(s.app, c.Connector, c.Store, storeMegabytes)
-	if err != nil || url == "" {
+	address, stop, err := startStore(s.app, c.Connector, c.Store, storeMegabytes)
+	if err != nil || address == "" {
 		return "", err
 	}
-	d.store = url
-	d.connector = c.Connector + " at " + url + strings.TrimPrefix(d.connector, c.Connector)
+	d.store = address
+	d.connector = c.Connector + " at " + redacted(address) + strings.TrimPrefix(d.connector, c.Connector)
 	d.group.Go(func() error {
 		<-outlive.Done()
 		return stop()
 	})
-	return url, nil
+	return address, nil
+}
+
+// redacted returns an address without the password in it.
+func redacted(address string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		return "the store given"
+	}
+	return u.Redacted()
 }

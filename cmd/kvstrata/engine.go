@@ -53,21 +53,12 @@ func (c *engineCmd) Run(a *app) error {
 		return fmt.Errorf("listen: %w", err)
 	}
 	server := &http.Server{Handler: engineAPI{e, host}.handler(), ReadHeaderTimeout: 5 * time.Second}
-	// The engine stands still before its sockets close, and its connector ends after that.
-	runCtx, stopRun := context.WithCancel(context.WithoutCancel(a.ctx))
-	defer stopRun()
-	group, ctx := errgroup.WithContext(a.ctx)
-	around := make(chan error, 1)
-	go func() { around <- e.run(runCtx) }()
-	group.Go(func() error {
-		select {
-		case <-e.socket.Ready():
-		case <-ctx.Done():
-			return nil
-		}
-		fmt.Fprintf(a.stdout, "events %s\nreplay %s\napi http://%s\n", e.socket.Endpoint(), e.socket.ReplayEndpoint(), listener.Addr())
-		return host.Run(ctx, sim.Clock{Began: time.Unix(0, c.Began), Start: c.Start, Speed: c.Speed})
-	})
+	// The engine stands still before its sockets close, and its connector ends after that: a signal ends the host alone, the
+	// failure of anything ends all.
+	aroundCtx, stopAround := context.WithCancel(context.WithoutCancel(a.ctx))
+	defer stopAround()
+	group, ctx := errgroup.WithContext(aroundCtx)
+	group.Go(func() error { return e.run(ctx) })
 	group.Go(func() error {
 		<-ctx.Done()
 		return server.Close()
@@ -78,9 +69,23 @@ func (c *engineCmd) Run(a *app) error {
 		}
 		return nil
 	})
-	err = group.Wait()
-	stopRun()
-	return errors.Join(err, <-around)
+	hostCtx, stopHost := context.WithCancel(ctx)
+	defer stopHost()
+	defer context.AfterFunc(a.ctx, stopHost)()
+	err = c.host(hostCtx, a, e, host, listener.Addr())
+	stopAround()
+	return errors.Join(err, group.Wait(), e.Close())
+}
+
+// host says where the engine is, and steps it until ctx ends.
+func (c *engineCmd) host(ctx context.Context, a *app, e *simEngine, host *sim.Host, api net.Addr) error {
+	select {
+	case <-e.socket.Ready():
+	case <-ctx.Done():
+		return nil
+	}
+	fmt.Fprintf(a.stdout, "events %s\nreplay %s\napi http://%s\n", e.socket.Endpoint(), e.socket.ReplayEndpoint(), api)
+	return host.Run(ctx, sim.Clock{Began: time.Unix(0, c.Began), Start: c.Start, Speed: c.Speed})
 }
 
 // engineAPI serves one simulated engine.

@@ -2,10 +2,15 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
+	"net"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
 
+	"kvstrata/bus"
+	"kvstrata/connector/redis/redistest"
 	"kvstrata/event"
 )
 
@@ -44,5 +49,66 @@ func TestEnginesAreKilled(t *testing.T) {
 	}
 	if n := strings.Count(p.output(), "a role's process ended; starting it again"); n != 2 {
 		t.Errorf("%d processes were started again, want 2:\n%s", n, p.output())
+	}
+}
+
+// A store's password is on no command line, and in no line that is printed.
+func TestThePasswordOfAStoreStaysPrivate(t *testing.T) {
+	const password = "correct-horse-battery"
+	store := redistest.Start(t, "--requirepass", password)
+	p := start(t, "demo", "--connector", "redis", "--store", "redis://:"+password+"@"+store.Addr+"/0", "--processes", "--speed", "20",
+		"--nats-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+	p.says(`dashboard +(http://\S+)`)
+	pids := []int{running(t, "engine", "--name", "decode-0"), running(t, "run", "--roles", "store")}
+	for _, pid := range pids {
+		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(line), password) {
+			t.Errorf("a command line has it: %q", line)
+		}
+	}
+	p.says(`KV transfers.*connector=redis`)
+	if code, _ := p.interrupt(os.Interrupt); code != exitOK {
+		t.Fatalf("exit %d\n%s", code, p.output())
+	}
+	if strings.Contains(p.output(), password) {
+		t.Errorf("it is printed:\n%s", p.output())
+	}
+}
+
+// An engine whose socket can't be bound says so and ends, so that it can be started again.
+func TestAnEngineThatCannotPublishEnds(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	server, err := bus.StartServer(bus.ServerConfig{Dir: t.TempDir(), Host: "127.0.0.1", Port: -1}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Shutdown()
+	p := start(t, "engine", "--name", "e", "--nats", server.URL(), "--start", "1", "--began", "1", "--events", "tcp://"+taken.Addr().String())
+	<-p.exited
+	if code := p.cmd.ProcessState.ExitCode(); code != exitFailure || !strings.Contains(p.output(), taken.Addr().String()) {
+		t.Errorf("exit %d\n%s", code, p.output())
+	}
+}
+
+// The benchmark leaves what others have in a store alone, and nothing of its own.
+func TestBenchTransferLeavesAStoreAsItWas(t *testing.T) {
+	store := redistest.Start(t)
+	store.Do("SET", "production", "data")
+	var out strings.Builder
+	code := run([]string{
+		"bench", "transfer", "--connector", "redis", "--store", "redis://" + store.Addr + "/0", "--block", "64K", "--blocks", "16", "--rounds", "1",
+	}, &out, &out)
+	if code != exitOK || !strings.Contains(out.String(), "gb_per_s") {
+		t.Fatalf("exit %d\n%s", code, &out)
+	}
+	if keys := store.Do("KEYS", "*"); keys != "production" {
+		t.Errorf("keys %q", keys)
 	}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"iter"
 
@@ -29,7 +28,7 @@ type simSpec struct {
 	Events     string `help:"Where events are published." default:"tcp://127.0.0.1:*"`
 	Replay     string `help:"Where they are replayed." default:"tcp://127.0.0.1:*"`
 	HashKey    string `help:"Key of the prefix hashes." env:"KVSTRATA_HASH_KEY"`
-	Transfer   string `name:"kv-transfer-config" help:"The connector, as vLLM's flag of this name has it; without one there is none." placeholder:"JSON"`
+	Transfer   string `name:"kv-transfer-config" help:"The connector, as vLLM's flag of this name has it; without one there is none." placeholder:"JSON" env:"KVSTRATA_KV_TRANSFER_CONFIG"`
 }
 
 // simEngine is a simulated engine of this process with its sockets and its connector.
@@ -104,13 +103,12 @@ func (e *simEngine) connect(a *app, b *bus.Bus, metrics prometheus.Registerer, s
 	if err := e.Connect(kv); err != nil {
 		return fmt.Errorf("connector of %s: %w", spec.Name, err)
 	}
-	e.runs = append(e.runs, events.Run, records.Run, monitor.Run, func(ctx context.Context) error {
-		return errors.Join(e.Run(ctx), e.Close())
-	})
+	e.runs = append(e.runs, events.Run, records.Run, monitor.Run, e.Run)
 	return nil
 }
 
-// run runs what the engine needs around it until ctx ends; the engine itself is stepped by its fleet, or its host.
+// run runs what the engine needs around it until ctx ends; the engine itself is stepped by its fleet, or its host. Whoever
+// steps it has stopped before Close.
 func (e *simEngine) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, run := range e.runs {

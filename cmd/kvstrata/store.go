@@ -88,7 +88,12 @@ func startRedis(megabytes int) (string, func() error, error) {
 	}
 	stop := func() error {
 		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
-		<-ended
+		select {
+		case <-ended:
+		case <-time.After(redisStart):
+			_ = cmd.Process.Kill()
+			<-ended
+		}
 		return nil
 	}
 	address := net.JoinHostPort("127.0.0.1", port)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -41,8 +42,8 @@ const (
 	steadyLife      = 10 * time.Second
 )
 
-// run keeps a role running until ctx ends. args is asked for each life.
-func (s *supervisor) run(ctx context.Context, role string, args func() []string) error {
+// run keeps a role running until ctx ends. args is asked for each life; env is what of them must not be read off a command line.
+func (s *supervisor) run(ctx context.Context, role string, args func() []string, env ...string) error {
 	exe, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("start role %s: %w", role, err)
@@ -50,7 +51,7 @@ func (s *supervisor) run(ctx context.Context, role string, args func() []string)
 	pause := restartPause
 	for ctx.Err() == nil {
 		began := time.Now()
-		err := s.life(ctx, role, exe, args())
+		err := s.life(ctx, role, exe, args(), env)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -58,14 +59,13 @@ func (s *supervisor) run(ctx context.Context, role string, args func() []string)
 			return fmt.Errorf("role %s does not start: %w; what it said is above", role, err)
 		case time.Since(began) > steadyLife:
 			pause = restartPause
-		default:
-			pause = min(2*pause, maxRestartPause)
 		}
 		s.app.log.Warn("a role's process ended; starting it again", "role", role, "err", err, "in", pause)
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
 		}
+		pause = min(2*pause, maxRestartPause)
 	}
 	return nil
 }
@@ -83,7 +83,7 @@ func (s *supervisor) said(role, what string) string {
 }
 
 // life is one process of a role, from its start to its end.
-func (s *supervisor) life(ctx context.Context, role, exe string, args []string) error {
+func (s *supervisor) life(ctx context.Context, role, exe string, args, env []string) error {
 	// The kernel ends the process when the thread that started it ends: this one must not, before the process has.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -92,7 +92,7 @@ func (s *supervisor) life(ctx context.Context, role, exe string, args []string) 
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 20 * time.Second
 	cmd.Stderr = s.app.stderr
-	cmd.Env = append(os.Environ(), s.env...)
+	cmd.Env = slices.Concat(os.Environ(), s.env, env)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return err
@@ -119,6 +119,7 @@ func (s *supervisor) listen(role string, out io.Reader) {
 		s.changed = make(chan struct{})
 		s.mu.Unlock()
 	}
+	_, _ = io.Copy(io.Discard, out) // a line that is too long must not stop the process
 }
 
 // url returns where a role's API is, once it said so; empty when ctx ended first.
