@@ -14,10 +14,10 @@ type TransferKind uint8
 
 // The kinds of transfer records.
 const (
-	TransferLoaded  TransferKind = 1 + iota // bytes came from outside into the engine's blocks
-	TransferSaved                           // bytes went from the engine's blocks to a store
-	TransferFailed                          // a load or a save did not do all that it was to do
-	LeaseExpired                            // a producer freed blocks that no consumer had fetched in time
+	TransferLoaded TransferKind = 1 + iota // bytes came from outside into the engine's blocks
+	TransferSaved                          // bytes went from the engine's blocks to a store
+	TransferFailed                         // a load or a save did not do all that it was to do
+	LeaseExpired                           // a producer freed blocks that no consumer had fetched in time
 )
 
 var transferNames = []string{TransferLoaded: "loaded", TransferSaved: "saved", TransferFailed: "failed", LeaseExpired: "lease_expired"}
