@@ -113,7 +113,7 @@ func (h *Host) Run(ctx context.Context, clock Clock) (err error) {
 }
 
 // drainTime is how long an engine goes on after the last request for what its connector has under way.
-const drainTime = time.Second
+const drainTime = 10 * time.Second
 
 // drain steps the engine while its connector has something under way.
 func (h *Host) drain(ctx context.Context, now func() event.Time) error {
