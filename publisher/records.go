@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"kvstrata/bus"
 	"kvstrata/event"
@@ -47,6 +48,14 @@ func (r *Records) Record(records []event.Transfer) {
 
 // Dropped returns how many records were lost.
 func (r *Records) Dropped() uint64 { return r.dropped.Load() }
+
+// Collector returns the metric of lost records, for the engine's registry.
+func (r *Records) Collector(engine string) prometheus.Collector {
+	return prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "kvstrata_publisher_records_dropped_total", Help: "Transfer records that found no room, or that NATS did not take.",
+		ConstLabels: prometheus.Labels{"engine": engine},
+	}, func() float64 { return float64(r.Dropped()) })
+}
 
 // recordsGrace is how long Run goes on after its context for what is queued.
 const recordsGrace = time.Second

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 
 	"kvstrata/bus"
@@ -41,7 +42,8 @@ func (c *engineCmd) Run(a *app) error {
 		return err
 	}
 	defer b.Close()
-	e, err := newSimEngine(a, b, prometheus.NewRegistry(), c.simSpec, nil)
+	registry := prometheus.NewRegistry()
+	e, err := newSimEngine(a, b, registry, c.simSpec, nil)
 	if err != nil {
 		return err
 	}
@@ -52,7 +54,7 @@ func (c *engineCmd) Run(a *app) error {
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
-	server := &http.Server{Handler: engineAPI{e, host}.handler(), ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{Handler: engineAPI{e, host, registry}.handler(), ReadHeaderTimeout: 5 * time.Second}
 	// The engine stands still before its sockets close, and its connector ends after that: a signal ends the host alone, the
 	// failure of anything ends all.
 	aroundCtx, stopAround := context.WithCancel(context.WithoutCancel(a.ctx))
@@ -90,8 +92,9 @@ func (c *engineCmd) host(ctx context.Context, a *app, e *simEngine, host *sim.Ho
 
 // engineAPI serves one simulated engine.
 type engineAPI struct {
-	engine *simEngine
-	host   *sim.Host
+	engine  *simEngine
+	host    *sim.Host
+	metrics *prometheus.Registry
 }
 
 func (s engineAPI) handler() http.Handler {
@@ -99,6 +102,7 @@ func (s engineAPI) handler() http.Handler {
 	mux.HandleFunc("POST /requests", s.request)
 	mux.HandleFunc("GET /story", s.story)
 	mux.HandleFunc("GET /resident", s.resident)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{}))
 	return mux
 }
 

@@ -93,6 +93,9 @@ func (e *simEngine) connect(a *app, b *bus.Bus, metrics prometheus.Registerer, s
 		return err
 	}
 	records := publisher.NewRecords(b, source, a.log)
+	if err := metrics.Register(records.Collector(spec.Name)); err != nil {
+		return fmt.Errorf("register metrics of %s: %w", spec.Name, err)
+	}
 	monitor, err := connector.NewMonitor(transfer.Connector, spec.Name, a.log, metrics)
 	if err != nil {
 		return err

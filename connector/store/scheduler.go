@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"kvstrata/connector"
@@ -26,6 +27,8 @@ type Scheduler struct {
 	requests map[string]*request
 	building *metadata
 	lookups  chan *lookup
+
+	complained atomic.Int64 // Unix nanoseconds
 }
 
 // request is what the half knows of one request.
@@ -136,12 +139,22 @@ func (s *Scheduler) answer(ctx context.Context, l *lookup) {
 		}
 		n, err := s.backend.Prefix(ctx, keys[:found])
 		if err != nil {
-			s.setup.Log.Warn("the store does not answer; what it has is computed instead", "store", s.name, "err", err)
+			s.complain(err)
 			return
 		}
 		found = n
 	}
 	l.found = found
+}
+
+// complaintEvery is how often the log says that a store does not answer, however many prompts it is asked for.
+const complaintEvery = 10 * time.Second
+
+func (s *Scheduler) complain(err error) {
+	now, last := time.Now().UnixNano(), s.complained.Load()
+	if now-last > int64(complaintEvery) && s.complained.CompareAndSwap(last, now) {
+		s.setup.Log.Warn("the store does not answer; what it has is computed instead", "store", s.name, "err", err)
+	}
 }
 
 // NewRequest begins to follow a request.
