@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -81,9 +80,6 @@ func Port(t testing.TB) int {
 	t.Fatal("no free port below 55000")
 	return 0
 }
-
-// Dir returns the server's working directory.
-func (s *Server) Dir() string { return s.dir }
 
 func (s *Server) start() {
 	s.t.Helper()
@@ -263,14 +259,4 @@ func Cluster(t testing.TB, n int) []*Server {
 		}
 	}
 	return all
-}
-
-// File writes a file beside the server's data and returns its path.
-func (s *Server) File(name, content string) string {
-	s.t.Helper()
-	path := filepath.Join(s.dir, name)
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		s.t.Fatal(err)
-	}
-	return path
 }
