@@ -188,7 +188,7 @@ func TestDemoRunsAndStops(t *testing.T) {
 	eventually(t, "four live engines with events", func() bool {
 		live := 0
 		for _, s := range sources(t, url) {
-			if s.State == event.StateLive && s.Started && s.Balanced && s.Digest.Differed == 0 {
+			if s.Source.Origin == event.Engine && s.State == event.StateLive && s.Started && s.Balanced && s.Digest.Differed == 0 {
 				live++
 			}
 		}
