@@ -4,9 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
-	"strings"
 	"time"
 
 	"kvstrata/event"
@@ -47,25 +44,18 @@ type Transport struct {
 
 // Factory knows transports by the names that kv_connector has (vLLM's KVConnectorFactory). The zero value knows none. It
 // is filled before it is used.
-type Factory struct{ byName map[string]Transport }
+type Factory struct{ transports Registry[Transport] }
 
 // Register adds a transport. A name is registered once.
 func (f *Factory) Register(name string, t Transport) error {
-	if name == "" || t.NewScheduler == nil || t.NewWorker == nil {
-		return fmt.Errorf("register transport %q: want a name and both halves", name)
+	if t.NewScheduler == nil || t.NewWorker == nil {
+		return fmt.Errorf("register transport %q: want both halves", name)
 	}
-	if _, ok := f.byName[name]; ok {
-		return fmt.Errorf("register transport %q: the name is taken", name)
-	}
-	if f.byName == nil {
-		f.byName = make(map[string]Transport)
-	}
-	f.byName[name] = t
-	return nil
+	return f.transports.Add(name, t)
 }
 
 // Names returns the names, sorted.
-func (f *Factory) Names() []string { return slices.Sorted(maps.Keys(f.byName)) }
+func (f *Factory) Names() []string { return f.transports.Names() }
 
 // Scheduler makes the scheduler's half of the transport that the configuration names.
 func (f *Factory) Scheduler(s Setup) (Scheduler, error) {
@@ -95,9 +85,9 @@ func (f *Factory) Worker(s Setup) (Worker, error) {
 
 // find returns the transport that a setup names, and fills in the setup's defaults.
 func (f *Factory) find(s *Setup) (Transport, error) {
-	t, ok := f.byName[s.Config.Connector]
-	if !ok {
-		return t, fmt.Errorf("kv_connector %q: unknown; there are %s", s.Config.Connector, strings.Join(f.Names(), ", "))
+	t, err := f.transports.Find("kv_connector", s.Config.Connector)
+	if err != nil {
+		return t, err
 	}
 	if s.Tier == "" {
 		s.Tier = event.GPU

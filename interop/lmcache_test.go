@@ -1,26 +1,22 @@
 package interop_test
 
 import (
-	"bufio"
 	"context"
 	"crypto/sha256"
 	"crypto/sha3"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 
 	"kvstrata/connector"
 	"kvstrata/connector/device"
 	"kvstrata/connector/lmcache"
+	"kvstrata/connector/redis/redistest"
 	"kvstrata/connector/store"
 	"kvstrata/event"
 )
@@ -382,55 +378,8 @@ func TestLMCacheHalf(t *testing.T) {
 	}
 }
 
-// redisServer starts a Redis on a socket of its own and returns its address.
+// redisServer starts a Redis and returns its host:port.
 func redisServer(t testing.TB) string {
 	t.Helper()
-	path, err := exec.LookPath("redis-server")
-	if err != nil {
-		why := "redis-server is not installed"
-		if os.Getenv("CI") != "" {
-			t.Fatal(why)
-		}
-		fmt.Fprintf(os.Stderr, "SKIPPED %s: %s\n", t.Name(), why)
-		t.Skip(why)
-	}
-	// The port is free until Redis takes it, or another process does: then it says so, and another is tried.
-	for {
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		address := ln.Addr().String()
-		if err := ln.Close(); err != nil {
-			t.Fatal(err)
-		}
-		_, port, _ := net.SplitHostPort(address)
-		cmd := exec.Command(path, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", filepath.Clean(t.TempDir()), "--maxmemory", "64mb")
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		lines, ready := bufio.NewScanner(out), false
-		for !ready && lines.Scan() {
-			ready = strings.Contains(lines.Text(), "Ready to accept connections")
-		}
-		if !ready {
-			_ = cmd.Wait() // says that it could not start
-			continue
-		}
-		read := make(chan struct{})
-		go func() { // so that Redis never waits for a reader
-			defer close(read)
-			_, _ = io.Copy(io.Discard, out)
-		}()
-		t.Cleanup(func() {
-			_ = cmd.Process.Kill()
-			<-read
-			_ = cmd.Wait() // tells that it was killed
-		})
-		return address
-	}
+	return redistest.Start(t, "--maxmemory", "64mb").Addr
 }

@@ -253,8 +253,12 @@ func (b *transferBench) load(ctx context.Context, to *benchEnd, r *connector.Req
 	s := to.conn.Scheduler
 	s.NewRequest(r)
 	m := s.MatchedTokens(r, 0)
-	for ; m.Later; m = s.MatchedTokens(r, 0) {
-		time.Sleep(50 * time.Microsecond)
+	for ; m.Later; m = s.MatchedTokens(r, 0) { // a lookup has a time limit of its own
+		select {
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		case <-time.After(50 * time.Microsecond):
+		}
 	}
 	if m.Tokens != r.Prompt {
 		return 0, fmt.Errorf("%d of %d tokens are offered", m.Tokens, r.Prompt)

@@ -30,6 +30,8 @@ type Rig struct {
 	Direct bool
 	// Unchecked says that the transport's wire format has no checksum: a byte that is flipped on the way can't be seen.
 	Unchecked bool
+	// Evicts says that a full store makes room rather than refuse what is new.
+	Evicts bool
 	// Local says that there is no network between an engine and where its bytes come from.
 	Local bool
 }
@@ -44,9 +46,9 @@ type Environment struct {
 	Address string
 	// Restart ends the store's server and starts it again, empty. Nil where there is none.
 	Restart func(t *testing.T)
-	// Fill makes the store refuse further values. Nil where it can't.
+	// Fill makes the store refuse further values. Of a store that doesn't evict.
 	Fill func(t *testing.T)
-	// Remove takes every rank's part of the groups whose last blocks have the names out of the store. Nil where it can't.
+	// Remove takes every rank's part of the groups whose last blocks have the names out of the store. Of every store.
 	Remove func(t *testing.T, last []connector.Name)
 }
 

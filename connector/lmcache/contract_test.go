@@ -15,7 +15,7 @@ import (
 
 // TestContract has both halves keep the contract over our server, which evicts where others refuse.
 func TestContract(t *testing.T) {
-	connectortest.Run(t, connectortest.Rig{Unchecked: true, Setup: func(t *testing.T) connectortest.Environment {
+	connectortest.Run(t, connectortest.Rig{Unchecked: true, Evicts: true, Setup: func(t *testing.T) connectortest.Environment {
 		cfg := lmcache.DefaultServerConfig()
 		cfg.Bytes, cfg.MaxValue = 256<<20, 1<<20
 		s := serve(t, cfg, "")

@@ -1,69 +1,23 @@
 package lmcache_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"kvstrata/connector/lmcache"
+	"kvstrata/connector/redis/redistest"
 	"kvstrata/connector/store"
 )
 
-// redisServer starts a Redis with a password and returns its socket's host:port.
+// redisServer starts a Redis with a password and returns its host:port.
 func redisServer(t *testing.T, args ...string) string {
 	t.Helper()
-	path, err := exec.LookPath("redis-server")
-	if err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("redis-server is not installed")
-		}
-		fmt.Fprintf(os.Stderr, "SKIPPED %s: redis-server is not installed\n", t.Name())
-		t.Skip("redis-server is not installed")
-	}
-	for { // another process may take the port before Redis does
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		address := ln.Addr().String()
-		if err := ln.Close(); err != nil {
-			t.Fatal(err)
-		}
-		_, port, _ := net.SplitHostPort(address)
-		cmd := exec.Command(path, append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--requirepass", "hunter2", "--dir", filepath.Clean(t.TempDir())}, args...)...)
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		lines, ready := bufio.NewScanner(out), false
-		for !ready && lines.Scan() {
-			ready = strings.Contains(lines.Text(), "Ready to accept connections")
-		}
-		if !ready {
-			_ = cmd.Wait() // says that it could not start
-			continue
-		}
-		var reading sync.WaitGroup
-		reading.Go(func() { _, _ = io.Copy(io.Discard, out) }) // so that Redis never waits for a reader
-		t.Cleanup(func() {
-			_ = cmd.Process.Kill()
-			reading.Wait()
-			_ = cmd.Wait() // tells that it was killed
-		})
-		return address
-	}
+	return redistest.Start(t, append([]string{"--requirepass", "hunter2"}, args...)...).Addr
 }
 
 func TestRedisRoundTrip(t *testing.T) {
