@@ -18,9 +18,6 @@ func set(c *encoder.Config, key string, value any) {
 
 // listed wants a consumer without a hand-off to find items at those peers of its list that answer.
 func listed(t *testing.T, rig Rig) {
-	if !rig.Direct {
-		t.Skip("there are no peers")
-	}
 	env := rig.Setup(t)
 	list := items("listed", 6)
 	var addresses []string
@@ -57,9 +54,6 @@ func listed(t *testing.T, rig Rig) {
 
 // renewed wants an item to be there for many times as long as its lease.
 func renewed(t *testing.T, rig Rig) {
-	if !rig.Direct {
-		t.Skip("there are no leases")
-	}
 	env := rig.Setup(t)
 	const lease = 300 * time.Millisecond
 	producer := newEngine(t, env, encoder.Producer, options{config: func(c *encoder.Config) { set(c, "kv_lease_duration", lease.Seconds()) }})
@@ -80,9 +74,6 @@ func renewed(t *testing.T, rig Rig) {
 
 // smallMirror wants memory that the CPU cannot address to be refused when its copy may not be as large.
 func smallMirror(t *testing.T, rig Rig) {
-	if !rig.Direct {
-		t.Skip("nobody reads an engine's memory")
-	}
 	small := func(c *encoder.Config) { c.BufferSize = cacheBytes - 1 }
 	_, err := tryEngine(t, rig.Setup(t), encoder.Producer, options{opaque: true, config: small})
 	if err == nil || !strings.Contains(err.Error(), "ec_buffer_size") {
@@ -94,9 +85,6 @@ func smallMirror(t *testing.T, rig Rig) {
 
 // anotherEngine wants a hand-off to mean the engine that made it, not one that has started in its place.
 func anotherEngine(t *testing.T, rig Rig) {
-	if !rig.Direct {
-		t.Skip("there is no hand-off")
-	}
 	env := rig.Setup(t)
 	i := item("i", 1000)
 	producer := newEngine(t, env, encoder.Producer, options{})

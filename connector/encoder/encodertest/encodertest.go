@@ -31,6 +31,8 @@ type Rig struct {
 	Direct bool
 	// Local says that there is no network between an engine and where its bytes come from.
 	Local bool
+	// Sealed says that nobody but an engine can put something in an item's place: the store's wire format has no way.
+	Sealed bool
 }
 
 // Environment is where one test's engines find one another.
@@ -43,7 +45,7 @@ type Environment struct {
 	Address string
 	// Remove takes an item of engines that have the model out of the store. Nil where a producer frees it.
 	Remove func(t *testing.T, m encoder.Model, i encoder.Item)
-	// Spoil puts something else in the place of an item. Nil where it can't.
+	// Spoil puts something else in the place of an item. Of a store that isn't sealed.
 	Spoil func(t *testing.T, m encoder.Model, i encoder.Item)
 }
 

@@ -74,7 +74,7 @@ func TestRedis(t *testing.T) {
 }
 
 func TestLMCache(t *testing.T) {
-	encodertest.Run(t, encodertest.Rig{Setup: func(t *testing.T) encodertest.Environment {
+	encodertest.Run(t, encodertest.Rig{Sealed: true, Setup: func(t *testing.T) encodertest.Environment {
 		address := serveLMCache(t)
 		return encodertest.Environment{
 			Factory: transports.Default(), Address: address,
