@@ -50,6 +50,27 @@ type Status struct {
 	Counters  []Counter   // oddities of the stream, by name
 	Groups    []GroupInfo // what each cache group was seen to be
 	Withdrawn bool        // the source was taken out of service on purpose
+	Contract  Contract    // what the stream was seen to be
+}
+
+// Contract is what a source's stream was seen to be; what breaks it is among the status's counters. It holds no value of any
+// event.
+type Contract struct {
+	Forms  []string  `json:"forms"`  // how events are encoded: "array", "map", "json"
+	Fields []string  `json:"fields"` // what they tell, as "BlockStored.block_hashes"
+	Hashes []string  `json:"hashes"` // what block hashes are: "uint64", "int64", "bytes32"
+	Media  []string  `json:"media"`  // where blocks were said to be, in the source's own words
+	Check  HashCheck `json:"check"`
+}
+
+// HashCheck is what recomputing a source's block hashes from its tokens has found.
+type HashCheck struct {
+	Scheme   string `json:"scheme,omitempty"` // empty: none is known to explain them
+	Seed     string `json:"seed,omitempty"`   // of the scheme
+	Verified uint64 `json:"verified"`         // blocks whose hash was recomputed, and equal
+	Differ   uint64 `json:"differ"`           // and not equal
+	Skipped  uint64 `json:"skipped"`          // blocks that were not looked at, or can't be recomputed
+	Reason   string `json:"reason,omitempty"` // why there is no scheme, or what differs first
 }
 
 // CopyMode says how a source's copies are counted.

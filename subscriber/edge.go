@@ -14,7 +14,8 @@ import (
 type edge struct {
 	keepTokens      bool   // --tokens=keep: tokens and extra keys travel on
 	allowInvertible bool   // prefix hashes of short blocks too, though a table inverts them
-	withheld        uint64 // runs of blocks too short
+	keyed           bool   // prefix hashes have a key: local hashes made without it can't go into them
+	withheld        uint64 // runs of blocks too short, or with local hashes where there is a key
 	broken          uint64 // runs with extra keys that are not what vLLM sends
 	scratch         []byte
 }
@@ -29,9 +30,9 @@ func (e *edge) enter(ev *event.Event) {
 	if ev.Kind != event.Stored {
 		return
 	}
-	if ev.BlockSize < minBlockSize && len(ev.Tokens) > 0 && !e.allowInvertible {
+	if ev.BlockSize < minBlockSize && len(ev.Tokens)+len(ev.Locals) > 0 && !e.allowInvertible || e.keyed && ev.Locals != nil {
 		e.withheld++
-		ev.Tokens = nil
+		ev.Tokens, ev.Locals = nil, nil
 	}
 	if ev.LoRA == "" && ev.LoRAID != event.NoLoRAID {
 		// Engines before vLLM 0.12 tell the adapter by its number alone; it must not pass for the base model.
@@ -63,7 +64,7 @@ func (e *edge) enter(ev *event.Event) {
 
 // leave takes off an event what may not go further.
 func (e *edge) leave(ev *event.Event) {
-	ev.Salt, ev.Terms = "", nil
+	ev.Salt, ev.Terms, ev.Locals = "", nil, nil
 	if !e.keepTokens {
 		ev.Tokens, ev.ExtraKeys = nil, nil
 	}

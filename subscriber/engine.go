@@ -26,7 +26,7 @@ type engine struct {
 	told atomic.Pointer[event.Status] // the last status, for metrics
 
 	edge    edge
-	decoder *VLLM
+	decoder *Decoder
 	batch   event.Batch
 
 	set     *resident.Set
@@ -48,8 +48,10 @@ type engine struct {
 
 func newEngine(s *Subscriber, cfg EngineConfig) *engine {
 	return &engine{
-		cfg: cfg, sub: s, log: s.log.With("source", cfg.Source.String()), decoder: NewVLLM(),
-		edge: edge{keepTokens: s.cfg.KeepTokens, allowInvertible: s.cfg.AllowInvertible || s.cfg.HashKey != ""},
+		cfg: cfg, sub: s, log: s.log.With("source", cfg.Source.String()), decoder: NewDecoder(DecoderConfig{Dialect: cfg.Dialect, BlockSize: cfg.BlockSize}),
+		edge: edge{
+			keepTokens: s.cfg.KeepTokens, allowInvertible: s.cfg.AllowInvertible || s.cfg.HashKey != "", keyed: s.cfg.HashKey != "",
+		},
 	}
 }
 
@@ -259,7 +261,7 @@ func (e *engine) complain(now time.Time, msg string, args ...any) {
 // dialectHint says what is likely when nothing could be decoded yet.
 func (e *engine) dialectHint() string {
 	if e.ledger.Malformed == e.ledger.Receptions()-e.ledger.Duplicates {
-		return "nothing of this engine could be decoded: does it speak another dialect than vLLM's?"
+		return "nothing of this engine could be decoded: is this its event port, and does it speak another dialect than those we know?"
 	}
 	return "see /v1/sources"
 }

@@ -343,7 +343,7 @@ func TestParseEngine(t *testing.T) {
 	}
 	first := subscriber.EngineConfig{
 		Source:   event.Source{Cluster: event.DefaultCluster, Model: "org/m", Instance: "pod-3", Origin: event.Engine},
-		Endpoint: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:6557", Topic: "kv@", Dialect: "auto", AsSet: true, PoolSize: 100,
+		Endpoint: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:6557", Topic: "kv@", Dialect: subscriber.AnyDialect, AsSet: true, PoolSize: 100,
 	}
 	second := first
 	second.Source.Rank, second.Endpoint, second.Replay = 1, "tcp://10.0.0.5:5558", "tcp://10.0.0.5:6558"
@@ -351,14 +351,18 @@ func TestParseEngine(t *testing.T) {
 		t.Error(diff)
 	}
 	for text, wants := range map[string][]string{
-		"tcp://h:1,model=m":                     {"zmq+tcp://host:port"},
-		"zmq+tcp://h:1":                         {"model is missing"},
-		"zmq+tcp://*:1,model=m":                 {"where an engine listens"},
-		"zmq+tcp://0.0.0.0:1,model=m":           {"where an engine listens"},
-		"zmq+tcp://h:99999,model=m":             {`address "tcp://h:99999"`},
-		"zmq+tcp://h,rank=x,repay=y":            {"address", `rank "x"`, `"repay": unknown`, "model is missing"},
-		"zmq+tcp://h:65535,model=m,ranks=2":     {"past 65535"},
-		"zmq+tcp://h:1,model=m,dialect=klingon": {`dialect "klingon"`, "auto or vllm"},
+		"tcp://h:1,model=m":                                       {"zmq+tcp://host:port"},
+		"zmq+tcp://h:1":                                           {"model is missing"},
+		"zmq+tcp://*:1,model=m":                                   {"where an engine listens"},
+		"zmq+tcp://0.0.0.0:1,model=m":                             {"where an engine listens"},
+		"zmq+tcp://h:99999,model=m":                               {`address "tcp://h:99999"`},
+		"zmq+tcp://h,rank=x,repay=y":                              {"address", `rank "x"`, `"repay": unknown`, "model is missing"},
+		"zmq+tcp://h:65535,model=m,ranks=2":                       {"past 65535"},
+		"zmq+tcp://h:1,model=m,dialect=klingon":                   {`dialect "klingon"`, "auto, vllm, sglang"},
+		"zmq+tcp://h:1,model=m,dialect=mooncake,replay=tcp://h:2": {"has none"},
+		"trtllm+http://u:p@h:1/x,model=m":                         {"want trtllm+http"},
+		"dynamo+file:///f,model=m":                                {"block is missing"},
+		"dynamo+file:///f,model=m,block=16,ranks=2":               {"for engines with sockets"},
 	} {
 		_, err := subscriber.ParseEngine(text)
 		for _, want := range wants {

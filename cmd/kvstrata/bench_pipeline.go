@@ -204,7 +204,7 @@ func (c *benchPipelineCmd) open(ctx context.Context, s *stack, watch map[event.S
 		}
 		sources = append(sources, src)
 		engines = append(engines, subscriber.EngineConfig{
-			Source: src.source, Endpoint: socket.Endpoint(), Replay: socket.ReplayEndpoint(), Dialect: "vllm",
+			Source: src.source, Endpoint: socket.Endpoint(), Replay: socket.ReplayEndpoint(), Dialect: subscriber.DialectVLLM,
 		})
 	}
 	return sources, s.addSubscriber(subscriber.DefaultConfig(), engines)

@@ -175,7 +175,7 @@ func (c *demoCmd) addEngines(ctx, outlive context.Context, s *stack, view fleetV
 		}
 		source := event.Source{Cluster: event.DefaultCluster, Model: demoModel, Instance: spec.Name, Origin: event.Engine}
 		d.configs = append(d.configs, subscriber.EngineConfig{
-			Source: source, Endpoint: endpoint, Replay: replay, Dialect: "auto", PoolSize: uint64(c.PoolBlocks),
+			Source: source, Endpoint: endpoint, Replay: replay, Dialect: subscriber.AnyDialect, PoolSize: uint64(c.PoolBlocks),
 		})
 	}
 	return nil

@@ -1,0 +1,97 @@
+package subscriber
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"kvstrata/event"
+)
+
+// jsonObject is an object of a JSON dialect, its values unread.
+type jsonObject map[string]json.RawMessage
+
+// object reads an object, and counts and forgets keys that are not among the known ones. path is where it stands.
+func (d *Decoder) object(raw []byte, path string, known ...string) (jsonObject, error) {
+	var o jsonObject
+	if err := json.Unmarshal(raw, &o); err != nil {
+		return nil, jsonError(path, err)
+	}
+	for key := range o {
+		if slices.Contains(known, key) {
+			d.sight.name(strings.TrimPrefix(path+"."+key, "."))
+			continue
+		}
+		d.odd("unknown field", path, []byte(key))
+		delete(o, key)
+	}
+	return o, nil
+}
+
+// field reads the value of a key into v; where there is none, or null, v stays as it is.
+func (o jsonObject) field(path, key string, v any) error {
+	raw, ok := o[key]
+	if !ok || string(raw) == "null" {
+		return nil
+	}
+	if err := json.Unmarshal(raw, v); err != nil {
+		return jsonError(path+"."+key, err)
+	}
+	return nil
+}
+
+// fields reads several keys, as field does.
+func (o jsonObject) fields(path string, into map[string]any) error {
+	var errs []error
+	for key, v := range into {
+		errs = append(errs, o.field(path, key, v))
+	}
+	return errors.Join(errs...)
+}
+
+// jsonError tells where JSON is not as it should be, by shape and never by value.
+func jsonError(path string, err error) error {
+	var syntax *json.SyntaxError
+	var typ *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &syntax):
+		return &DecodeError{Path: path, Offset: int(syntax.Offset), Reason: "no JSON"}
+	case errors.As(err, &typ):
+		return &DecodeError{Path: path, Offset: int(typ.Offset), Reason: fmt.Sprintf("want %v, have another type", typ.Type)}
+	default:
+		return &DecodeError{Path: path, Reason: "another type than its dialect's"}
+	}
+}
+
+// jsonHash is a block hash in JSON: an integer of either sign, or the same in quotes.
+type jsonHash uint64
+
+var errNoHash = errors.New("no integer of 64 bits")
+
+// UnmarshalJSON reads a hash.
+func (h *jsonHash) UnmarshalJSON(raw []byte) error {
+	text := strings.Trim(string(raw), `"`)
+	if n, err := strconv.ParseUint(text, 10, 64); err == nil {
+		*h = jsonHash(n)
+		return nil
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return errNoHash
+	}
+	*h = jsonHash(n)
+	return nil
+}
+
+// jsonBlocks returns blocks of some hashes.
+func (d *Decoder) jsonBlocks(hashes []jsonHash) []event.Block {
+	blocks := make([]event.Block, len(hashes))
+	for i, h := range hashes {
+		d.sight.number(uint64(h), false)
+		blocks[i] = event.Block{Hash: event.IntHash(uint64(h)), Copies: -1, Age: -1}
+	}
+	return blocks
+}
