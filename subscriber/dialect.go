@@ -29,6 +29,14 @@ var dialectNames = []string{
 
 func (d Dialect) String() string { return dialectNames[d] }
 
+// Told returns the dialect's name as a status has it: unknown before it was recognised.
+func (d Dialect) Told() string {
+	if d == AnyDialect {
+		return "unknown"
+	}
+	return d.String()
+}
+
 // ParseDialect reads a dialect's name.
 func ParseDialect(name string) (Dialect, error) {
 	if i := slices.Index(dialectNames, name); i >= 0 {

@@ -37,8 +37,7 @@ type engine struct {
 
 	complained time.Time
 	noted      int // oddities told in the log
-	strays     uint64
-	otherRank  uint64
+	breaches   breaches
 	lookedAt   time.Time // the state was compared with what was told
 	statusAt   time.Time
 	statusSeq  event.Seq
@@ -118,7 +117,7 @@ func (e *engine) hear(ctx context.Context, zctx *zmq4.Context) error {
 	if err != nil {
 		return err
 	}
-	s, err := dial(zctx, e.cfg)
+	s, err := openFeed(zctx, e.cfg)
 	if err != nil {
 		return err
 	}
@@ -171,16 +170,15 @@ func (e *engine) take(now time.Time, in *input) []recovery.Action {
 		}
 		return e.machine.Disconnected(now)
 	default:
-		if e.strays++; e.strays == 1 {
-			e.log.Warn("a message is not of three frames with an 8-byte sequence; is this an engine's event port?",
-				"endpoint", e.cfg.Endpoint)
+		if e.breaches.note(strayMessage, "neither three frames with an 8-byte sequence nor JSON with an event_id") {
+			e.log.Warn("a message is not an engine's; is this its event port?", "endpoint", e.cfg.Endpoint)
 		}
 		return nil
 	}
 }
 
 // execute does what the machine decided, in order.
-func (e *engine) execute(ctx context.Context, s *sockets, now time.Time, actions []recovery.Action) {
+func (e *engine) execute(ctx context.Context, s feed, now time.Time, actions []recovery.Action) {
 	for i := range actions {
 		a := &actions[i]
 		switch a.Kind {
@@ -225,12 +223,12 @@ func (e *engine) apply(ctx context.Context, now time.Time, a *recovery.Action) {
 	}
 	b.First, b.Last, b.Way = a.Frame.Seq, a.Frame.Seq, a.Way
 	b.Received, b.Payload = event.UnixTime(now), a.Frame.Payload
-	if b.Rank >= 0 && uint32(b.Rank) != e.cfg.Source.Rank {
-		if e.otherRank++; e.otherRank == 1 {
-			e.log.Warn("the payload tells another data-parallel rank than the configuration; check rank= and the port",
-				"told", b.Rank, "configured", e.cfg.Source.Rank)
-		}
+	if b.Rank >= 0 && uint32(b.Rank) != e.cfg.Source.Rank &&
+		e.breaches.note(rankDiffers, fmt.Sprintf("batch %d tells rank %d, configured is %d", b.First, b.Rank, e.cfg.Source.Rank)) {
+		e.log.Warn("the payload tells another data-parallel rank than the configuration; check rank= and the port",
+			"told", b.Rank, "configured", e.cfg.Source.Rank)
 	}
+	e.breaches.time(b)
 	for i := range b.Events {
 		e.edge.enter(&b.Events[i])
 	}
@@ -242,10 +240,19 @@ func (e *engine) apply(ctx context.Context, now time.Time, a *recovery.Action) {
 		}
 	}
 	// One block of vLLM's pool is the null block, which holds nothing.
-	if e.cfg.PoolSize > 0 && e.set.DeviceCopies()+1 >= e.cfg.PoolSize {
+	if pool := e.pool(); pool > 0 && e.set.DeviceCopies()+1 >= pool {
 		e.machine.Filled()
+		e.breaches.pool(b, e.set.DeviceCopies(), pool)
 	}
 	e.publish(ctx, b)
+}
+
+// pool returns the physical blocks of the engine's pool, 0 when nobody told.
+func (e *engine) pool() uint64 {
+	if e.cfg.PoolSize > 0 {
+		return e.cfg.PoolSize
+	}
+	return e.decoder.Pool()
 }
 
 // complainEvery is how often at most the log tells of batches that can't be decoded.
@@ -332,8 +339,8 @@ func (e *engine) noteOddities(counters []event.Counter) {
 func (e *engine) status(now time.Time) *event.Status {
 	st := &event.Status{
 		Source: e.cfg.Source, Epoch: e.epoch, Seq: e.ledger.Last, Time: event.UnixTime(now), Digest: e.set.Digest(),
-		Ledger: e.ledger.Clone(), Dialect: "vllm", Endpoint: e.cfg.Endpoint, Copies: event.CopiesCounted,
-		PoolSize: e.cfg.PoolSize, Groups: e.set.Groups(), Counters: e.counters(),
+		Ledger: e.ledger.Clone(), Dialect: e.decoder.Dialect().Told(), Endpoint: e.cfg.Endpoint, Copies: event.CopiesCounted,
+		Contract: e.decoder.Contract(), PoolSize: e.pool(), Groups: e.set.Groups(), Counters: e.counters(),
 	}
 	if e.cfg.AsSet {
 		st.Copies = event.CopiesUnknown
@@ -347,10 +354,8 @@ func (e *engine) counters() []event.Counter { return append(e.decoder.Oddities()
 
 // violations returns what is odd by names of ours, as against words of the stream.
 func (e *engine) violations() []event.Counter {
-	all := e.set.Oddities()
+	all := append(e.set.Oddities(), e.breaches.list()...)
 	for _, c := range []event.Counter{
-		{Name: "stray_messages", Count: e.strays, Example: "not three frames with an 8-byte sequence"},
-		{Name: "rank_differs", Count: e.otherRank, Example: "payload and configuration name different ranks"},
 		{Name: "prefix_hash_withheld", Count: e.edge.withheld, Example: "block under 16 tokens: use --hash-key or --allow-invertible"},
 		{Name: "extra_keys_unreadable", Count: e.edge.broken},
 	} {

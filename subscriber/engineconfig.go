@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/url"
 	"strconv"
@@ -24,6 +25,7 @@ type EngineConfig struct {
 	PoolSize uint64 // physical blocks of the engine's pool; 0 = unknown
 	// BlockSize is for dialects that do not tell it (Dynamo's); 0 = unknown.
 	BlockSize uint32
+	Worker    string // Dynamo's worker_id; empty = the first that a recording names
 }
 
 // ParseEngine reads an engine as the --engine flag has it, one configuration a rank:
@@ -31,7 +33,7 @@ type EngineConfig struct {
 //	zmq+tcp://host:5557,model=NAME[,replay=tcp://host:5558][,instance=NAME][,cluster=NAME][,rank=0][,ranks=1]
 //	                   [,topic=PREFIX][,dialect=NAME][,report=new|full][,pool=BLOCKS][,block=TOKENS]
 //	trtllm+http://host:8000/kv_cache_events,model=NAME…    TensorRT-LLM's event buffer, pulled
-//	dynamo+file:///path,model=NAME,block=TOKENS…           what Dynamo's recorder writes
+//	dynamo+file:///path,model=NAME,block=TOKENS[,worker=ID]…           what Dynamo's recorder writes
 //
 // ranks=N is N publishers on N consecutive ports, as vLLM's data-parallel ranks are. A Mooncake master's dialect, which is a
 // store's, has to be named. All problems are told at once.
@@ -140,6 +142,9 @@ func (p *engineParser) option(name, value string) {
 		p.cfg.PoolSize = p.number(name, value, 1, 1<<40)
 	case "block":
 		p.cfg.BlockSize = uint32(p.number(name, value, 1, maxBlockSize))
+	case "worker":
+		p.number(name, value, 0, math.MaxUint64)
+		p.cfg.Worker = value
 	case "dialect":
 		dialect, err := ParseDialect(value)
 		if err != nil {
@@ -152,7 +157,7 @@ func (p *engineParser) option(name, value string) {
 		}
 		p.cfg.AsSet = value == "full"
 	default:
-		p.fail("%q: unknown; known are model, replay, instance, cluster, rank, ranks, topic, dialect, report, pool and block", name)
+		p.fail("%q: unknown; known are model, replay, instance, cluster, rank, ranks, topic, dialect, report, pool, block and worker", name)
 	}
 }
 

@@ -41,7 +41,7 @@ func (e *engine) load(ctx context.Context) (*recovery.Prior, error) {
 	}
 	mark := &event.Status{
 		Epoch: p.epoch, Seq: p.ledger.Last, State: event.StateRecovering, Reason: "taken over by a subscriber",
-		Time: event.UnixTime(time.Now()), Digest: e.set.Digest(), Ledger: p.ledger.Clone(), Dialect: "vllm", Endpoint: e.cfg.Endpoint,
+		Time: event.UnixTime(time.Now()), Digest: e.set.Digest(), Ledger: p.ledger.Clone(), Dialect: e.decoder.Dialect().Told(), Endpoint: e.cfg.Endpoint,
 	}
 	if err := e.stream.Status(mark); err != nil {
 		return nil, err
