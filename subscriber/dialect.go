@@ -83,7 +83,7 @@ func (s *sight) recognise() Dialect {
 		return AnyDialect
 	case s.pairs, s.valued.has(cacheSalt), slices.ContainsFunc(s.media, isSGLangMedium):
 		return DialectSGLang
-	case s.forms&arrayForm != 0 && s.signed && s.ranked: // vLLM's signed hashes are older than ranks
+	case s.forms&arrayForm != 0 && s.signed && !s.unsigned && s.ranked: // vLLM's signed hashes are older than ranks
 		return DialectSGLang
 	case s.forms&arrayForm != 0:
 		return DialectVLLM

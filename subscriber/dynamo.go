@@ -79,7 +79,7 @@ func (d *Decoder) dynamoStored(raw []byte, tier event.Tier) error {
 	}
 	stored, err := d.object(raw, "stored", "parent_hash", "start_position", "blocks")
 	if err == nil {
-		err = stored.fields("stored", map[string]any{"parent_hash": &parent, "blocks": &blocks})
+		err = stored.fields("stored", value{"parent_hash", &parent}, value{"blocks", &blocks})
 	}
 	if err != nil {
 		return err

@@ -3,7 +3,6 @@ package subscriber
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,13 +42,20 @@ func (o jsonObject) field(path, key string, v any) error {
 	return nil
 }
 
-// fields reads several keys, as field does.
-func (o jsonObject) fields(path string, into map[string]any) error {
-	var errs []error
-	for key, v := range into {
-		errs = append(errs, o.field(path, key, v))
+// value is a key, and what its value is read into.
+type value struct {
+	key  string
+	into any
+}
+
+// fields reads several keys, as field does, up to the first that can't be read.
+func (o jsonObject) fields(path string, values ...value) error {
+	for _, v := range values {
+		if err := o.field(path, v.key, v.into); err != nil {
+			return err
+		}
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // jsonError tells where JSON is not as it should be, by shape and never by value.
@@ -60,7 +66,7 @@ func jsonError(path string, err error) error {
 	case errors.As(err, &syntax):
 		return &DecodeError{Path: path, Offset: int(syntax.Offset), Reason: "no JSON"}
 	case errors.As(err, &typ):
-		return &DecodeError{Path: path, Offset: int(typ.Offset), Reason: fmt.Sprintf("want %v, have another type", typ.Type)}
+		return &DecodeError{Path: path, Offset: int(typ.Offset), Reason: "another type than its dialect's"}
 	default:
 		return &DecodeError{Path: path, Reason: "another type than its dialect's"}
 	}

@@ -36,7 +36,7 @@ func (d *Decoder) tensorRT(raw []byte) (rank int32, err error) {
 		return rank, err
 	}
 	group, window := event.NoGroup, uint32(0)
-	if err := top.fields("", map[string]any{"attention_dp_rank": &rank, "layer_group_id": &group, "window_size": &window}); err != nil {
+	if err := top.fields("", value{"attention_dp_rank", &rank}, value{"layer_group_id", &group}, value{"window_size", &window}); err != nil {
 		return rank, err
 	}
 	if group == event.NoGroup && window > 0 && window <= math.MaxInt32 {
@@ -82,7 +82,7 @@ func (d *Decoder) trtCreated(data jsonObject) error {
 func (d *Decoder) trtStored(data jsonObject, group event.Group) error {
 	var parent *jsonHash
 	var blocks []trtBlock
-	if err := data.fields("data", map[string]any{"parent_hash": &parent, "blocks": &blocks}); err != nil {
+	if err := data.fields("data", value{"parent_hash", &parent}, value{"blocks", &blocks}); err != nil {
 		return err
 	}
 	d.sight.any = true
@@ -162,7 +162,7 @@ func (d *Decoder) trtUpdated(data jsonObject, group event.Group) error {
 		Old int `json:"old_value"`
 		New int `json:"new_value"`
 	}
-	if err := data.fields("data", map[string]any{"block_hash": &hash, "cache_level": &level}); err != nil {
+	if err := data.fields("data", value{"block_hash", &hash}, value{"cache_level", &level}); err != nil {
 		return err
 	}
 	if level == nil || level.Old == level.New { // the priority changed

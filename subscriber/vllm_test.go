@@ -38,7 +38,7 @@ type goldenEvent struct {
 	Type      string
 	Hashes    []goldenHash `json:"block_hashes"`
 	Parent    *goldenHash  `json:"parent_block_hash"`
-	Tokens    []uint64     `json:"token_ids"`
+	Tokens    goldenTokens `json:"token_ids"`
 	BlockSize uint32       `json:"block_size"`
 	LoRAID    *int64       `json:"lora_id"`
 	Medium    *string
@@ -50,6 +50,25 @@ type goldenEvent struct {
 	Locality  event.Locality
 	Ownership string
 	Session   string `json:"session_id"`
+	Salt      string `json:"cache_salt"`
+}
+
+// goldenTokens are token ids, or SGLang's pairs of them.
+type goldenTokens struct {
+	ids   []uint64
+	pairs bool
+}
+
+func (t *goldenTokens) UnmarshalJSON(text []byte) error {
+	var pairs [][2]uint64
+	if err := json.Unmarshal(text, &pairs); err != nil || len(pairs) == 0 {
+		return json.Unmarshal(text, &t.ids)
+	}
+	t.pairs, t.ids = true, []uint64{pairs[0][0]}
+	for _, p := range pairs {
+		t.ids = append(t.ids, p[1])
+	}
+	return nil
 }
 
 type goldenHash struct{ event.BlockHash }
@@ -71,9 +90,9 @@ func (h *goldenHash) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-func readGolden(tb testing.TB) (entries []golden) {
+func readGolden(tb testing.TB, dialect string) (entries []golden) {
 	tb.Helper()
-	text, err := os.ReadFile("testdata/vllm/golden.json")
+	text, err := os.ReadFile("testdata/" + dialect + "/golden.json")
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -111,7 +130,8 @@ func (g *golden) want(t *testing.T) event.Batch {
 		if ge.Parent != nil {
 			ev.HasParent, ev.Parent = true, ge.Parent.BlockHash
 		}
-		for _, token := range ge.Tokens {
+		ev.Salt, ev.Eagle = ge.Salt, ge.Tokens.pairs
+		for _, token := range ge.Tokens.ids {
 			ev.Tokens = append(ev.Tokens, uint32(token))
 		}
 		if ge.LoRAID != nil {
@@ -171,7 +191,7 @@ func unhex(text string) []byte {
 
 func TestVLLMGolden(t *testing.T) {
 	d := subscriber.NewDecoder(subscriber.DecoderConfig{})
-	for _, g := range readGolden(t) {
+	for _, g := range readGolden(t, "vllm") {
 		t.Run(g.Version+"/"+g.Name, func(t *testing.T) {
 			var got event.Batch
 			err := d.Decode(unhex(g.Hex), &got)
@@ -645,7 +665,7 @@ func TestVLLMAllocations(t *testing.T) {
 // FuzzVLLM checks that no payload panics or takes much memory, and that what decodes is what its re-encoding decodes
 // to, in both forms.
 func FuzzVLLM(f *testing.F) {
-	for _, g := range readGolden(f) {
+	for _, g := range readGolden(f, "vllm") {
 		f.Add(unhex(g.Hex))
 	}
 	f.Add(batchOf(stored("origin", 1, "extra_keys", []any{[]any{"m", []any{"x", 3}}}, "cache_salt", "c", "session_id", "s")))
