@@ -56,11 +56,11 @@ type Status struct {
 // Contract is what a source's stream was seen to be; what breaks it is among the status's counters. It holds no value of any
 // event.
 type Contract struct {
-	Forms  []string  `json:"forms"`  // how events are encoded: "array", "map", "json"
-	Fields []string  `json:"fields"` // what they tell, as "BlockStored.block_hashes"
-	Hashes []string  `json:"hashes"` // what block hashes are: "uint64", "int64", "bytes32"
-	Media  []string  `json:"media"`  // where blocks were said to be, in the source's own words
-	Check  HashCheck `json:"check"`
+	Forms  []string  `json:"forms,omitempty"`  // how events are encoded: "array", "map", "json"
+	Fields []string  `json:"fields,omitempty"` // what they tell, as "BlockStored.block_hashes"
+	Hashes []string  `json:"hashes,omitempty"` // what block hashes are: "uint64", "int64", "bytes32"
+	Media  []string  `json:"media,omitempty"`  // where blocks were said to be, in the source's own words
+	Check  HashCheck `json:"check,omitzero"`
 }
 
 // HashCheck is what recomputing a source's block hashes from its tokens has found.

@@ -187,7 +187,11 @@ func (p *engineParser) expand() []EngineConfig {
 	return all
 }
 
+// shift returns an address whose port is higher by a number.
 func (p *engineParser) shift(address string, by uint32) string {
+	if by == 0 {
+		return address
+	}
 	host, port, _ := net.SplitHostPort(strings.TrimPrefix(address, "tcp://"))
 	n, _ := strconv.ParseUint(port, 10, 32)
 	if n += uint64(by); n > 65535 {

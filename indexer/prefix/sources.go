@@ -34,6 +34,7 @@ type SourceInfo struct {
 	Copies   string            `json:"copies,omitempty"` // counted, or unknown
 	Stores   []string          `json:"stores,omitempty"` // instances of the shared stores that it reads from
 	Oddities []event.Counter   `json:"oddities,omitempty"`
+	Contract event.Contract    `json:"contract,omitzero"` // what the stream was seen to be; the oddities break it
 }
 
 // TierInfo is how much of a source lies in one tier.
@@ -68,7 +69,7 @@ func (x *Index) info(s *source, now time.Time) SourceInfo {
 	info := SourceInfo{
 		Source: s.name, Epoch: epoch, Fence: max(s.fence, s.status.Fence), Started: started, LastSeq: seq,
 		Groups: []event.GroupInfo{}, Told: now.Sub(s.toldAt).Seconds(), Ledger: s.status.Ledger, Balanced: s.status.Ledger.Balanced(), Resident: []TierInfo{},
-		Dialect: s.status.Dialect, Endpoint: s.status.Endpoint, Oddities: s.status.Counters,
+		Dialect: s.status.Dialect, Endpoint: s.status.Endpoint, Oddities: s.status.Counters, Contract: s.status.Contract,
 		Totals: s.totals, Pool: s.status.PoolSize, Stores: s.status.Stores,
 		Digest: DigestInfo{Agreed: s.agreed, Differed: s.differed, Last: "not compared yet"},
 	}
