@@ -10,6 +10,7 @@ import (
 
 	"kvstrata/bus"
 	"kvstrata/event"
+	"kvstrata/publisher"
 )
 
 type tailCmd struct {
@@ -20,6 +21,7 @@ type tailCmd struct {
 	Hash      string   `help:"Only events about this block: an engine's hash or a prefix hash, in hexadecimal." placeholder:"HEX"`
 	FromStart bool     `help:"From the oldest message that NATS holds, not from now."`
 	JSON      bool     `name:"json" help:"One JSON object a line."`
+	Dynamo    bool     `help:"Lines as Dynamo's recorder writes them. The subscriber must keep tokens (--tokens=keep) and have no --hash-key; --kind and --hash do nothing."`
 	Count     int      `help:"End after so many events; 0: never." default:"0"`
 }
 
@@ -73,6 +75,7 @@ func (c *tailCmd) Run(a *app) error {
 func (c *tailCmd) follow(a *app, reader *bus.Reader, kinds map[event.Kind]bool) error {
 	var dec event.Decoder
 	enc := json.NewEncoder(a.stdout)
+	recorder := publisher.NewDynamoRecorder(a.stdout)
 	printed := 0
 	for {
 		d, err := reader.Next(a.ctx)
@@ -97,6 +100,19 @@ func (c *tailCmd) follow(a *app, reader *bus.Reader, kinds map[event.Kind]bool) 
 			continue
 		}
 		m := event.Message{Source: d.Source, Epoch: d.Head.Epoch, Fence: d.Head.Fence, Batches: batches}
+		if c.Dynamo {
+			before := recorder.Unwritten
+			if err := recorder.Write(&m); err != nil {
+				return err
+			}
+			if before == 0 && recorder.Unwritten > 0 {
+				a.log.Warn("blocks without tokens can't be written for Dynamo; start the subscriber with --tokens=keep")
+			}
+			if printed = recorder.Written; c.Count > 0 && printed >= c.Count {
+				return nil
+			}
+			continue
+		}
 		for _, line := range m.Lines() {
 			if len(kinds) > 0 && !kinds[line.Kind] || !c.about(&line) {
 				continue
