@@ -98,6 +98,7 @@ func (p *engineParser) pulled() {
 	}
 	switch p.cfg.Dialect {
 	case DialectDynamo:
+		p.cfg.AsSet = true // each store is told, and only the last copy's end
 		if p.cfg.BlockSize == 0 {
 			p.fail("block is missing: Dynamo's events do not tell it; add block=TOKENS, the engine's block size")
 		}
