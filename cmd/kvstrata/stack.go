@@ -72,7 +72,8 @@ type stack struct {
 	consumer  *subscriber.Consumer // of the index
 	observers []func(*event.Message)
 	sub       *subscriber.Subscriber
-	engine    *embedded.Engine // nil where a real ClickHouse is used
+	wrap      func(event.Source, subscriber.Stream) subscriber.Stream // what a benchmark puts round a stream; nil for nothing
+	engine    *embedded.Engine                                        // nil where a real ClickHouse is used
 	writer    *history.Writer
 	reader    *history.Reader
 	watch     *historyWatch
@@ -180,7 +181,11 @@ func (x observedIndex) Apply(ctx context.Context, m *event.Message) (event.Diges
 // addSubscriber adds the subscriber of engines.
 func (s *stack) addSubscriber(cfg subscriber.Config, engines []subscriber.EngineConfig) error {
 	open := func(source event.Source, fence event.Fence) subscriber.Stream {
-		return publisher.NewStream(publisher.DefaultStreamConfig(), s.bus, source, fence, s.app.log)
+		stream := publisher.NewStream(publisher.DefaultStreamConfig(), s.bus, source, fence, s.app.log)
+		if s.wrap != nil {
+			return s.wrap(source, stream)
+		}
+		return stream
 	}
 	sub, err := subscriber.New(cfg, engines, s.bus, open, s.app.log, s.registry)
 	if err != nil {
