@@ -126,6 +126,14 @@ func (e *engine) hear(ctx context.Context, zctx *zmq4.Context) error {
 		e.wasReady = true
 		e.sub.ready.Add(1)
 	}
+	if err := e.listen(ctx, s, prior); err != nil {
+		return err
+	}
+	return e.farewell()
+}
+
+// listen takes what a feed delivers until ctx ends.
+func (e *engine) listen(ctx context.Context, s feed, prior *recovery.Prior) error {
 	cfg := e.sub.cfg.Recovery
 	cfg.Replay = e.cfg.Replay != ""
 	e.machine = recovery.New(cfg)
@@ -149,7 +157,7 @@ func (e *engine) hear(ctx context.Context, zctx *zmq4.Context) error {
 			return err
 		}
 	}
-	return e.farewell()
+	return nil
 }
 
 // take hands one input to the machine.

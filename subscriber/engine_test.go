@@ -375,19 +375,3 @@ func TestParseEngine(t *testing.T) {
 		t.Errorf("%v does not name the line", err)
 	}
 }
-
-func TestProbe(t *testing.T) {
-	e := startEngine(t)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	if said, err := subscriber.Probe(ctx, e.config("a")); err != nil || !strings.Contains(said, "replay socket answers") {
-		t.Errorf("%q, %v", said, err)
-	}
-	short, done := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer done()
-	away := e.config("a")
-	away.Replay = freeAddress(t)
-	if _, err := subscriber.Probe(short, away); err == nil {
-		t.Error("a replay endpoint where nobody is was found well")
-	}
-}

@@ -24,6 +24,7 @@ type sockets struct {
 	replay   string
 	received []input
 	reopened int // replay sockets so far
+	topics   topics
 }
 
 // inputKind says what a socket delivered.
@@ -196,6 +197,7 @@ func (s *sockets) lived(frames [][]byte) {
 		s.received = append(s.received, input{kind: strayFrame})
 		return
 	}
+	s.topics.note(frames[0])
 	s.received = append(s.received, input{kind: liveFrame, frame: frame(frames[1], frames[2])})
 }
 

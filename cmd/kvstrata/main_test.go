@@ -232,7 +232,7 @@ func TestDemoRunsAndStops(t *testing.T) {
 	}
 	engine := regexp.MustCompile(`publishes on (tcp://\S+), replays on (\S+)`).FindStringSubmatch(p.output())
 	doctor := command(t, "doctor", "--server", url, "--nats", nats, "--engine", "zmq+"+engine[1]+",replay="+engine[2]+",model=m")
-	if doctor.code != exitOK || strings.Count(doctor.stdout, "ok ") != 5 {
+	if doctor.code != exitOK || strings.Count(doctor.stdout, "ok ") != 5 || !strings.Contains(doctor.stdout, "dialect   vllm, map; hashes uint64") {
 		t.Errorf("doctor: %+v", doctor)
 	}
 
