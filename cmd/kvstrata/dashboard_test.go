@@ -176,6 +176,7 @@ func TestDashboard(t *testing.T) {
 
 	t.Run("the numbers match the API", func(t *testing.T) { numbersMatch(t, p, base) })
 	t.Run("names are text", func(t *testing.T) { namesAreText(t, p, base) })
+	t.Run("a source's contract is shown", func(t *testing.T) { contractShown(t, p, base) })
 	t.Run("a tail filter works", func(t *testing.T) { tailFilters(t, p, base) })
 	t.Run("transfers are shown", func(t *testing.T) { transfersShown(t, p, base) })
 	t.Run("a query runs", func(t *testing.T) { queryRuns(t, p, base) })
@@ -274,6 +275,17 @@ func namesAreText(t *testing.T, p *page, base string) {
 			t.Errorf("%s: an engine's name became an element", screen)
 		}
 	}
+}
+
+// contractShown opens an engine's panel, and looks what its stream was seen to be.
+func contractShown(t *testing.T, p *page, base string) {
+	p.show(base + "/engines?source=" + url.QueryEscape("default.demo%2Fllama-sim.prefill-0.0.engine"))
+	text := func() string { return strings.Join(p.texts("contract"), "\n") }
+	eventually(t, "the contract is shown", func() bool {
+		shown := text()
+		return strings.Contains(shown, "vllm") && strings.Contains(shown, "map") && strings.Contains(shown, "uint64") &&
+			strings.Contains(shown, "16 tokens a block") && strings.Contains(shown, "fields seen")
+	}, text)
 }
 
 func tailFilters(t *testing.T, p *page, base string) {

@@ -207,6 +207,8 @@ func TestDemoRunsAndStops(t *testing.T) {
 	}
 	eventually(t, "ready", func() bool { code, _ := ready(); return code == http.StatusOK }, func() string { _, body := ready(); return body })
 
+	alertsFindTheirMetrics(t, admin)
+
 	tail := command(t, "tail", "--nats", nats, "--kind", "stored", "--source", "prefill-*", "--from-start", "--json", "--count", "3")
 	lines := strings.Split(strings.TrimSpace(tail.stdout), "\n")
 	if tail.code != exitOK || len(lines) != 3 {

@@ -1,4 +1,4 @@
-import type { Explanation, QueryInfo, QueryResult } from "./contract";
+import type { Explanation, QueryInfo, QueryResult, SourceReport } from "./contract";
 
 /** An answer that is no answer, with what to do in words for people. */
 export class ApiError extends Error {
@@ -27,6 +27,14 @@ export async function queries(signal: AbortSignal): Promise<QueryInfo[]> {
 export async function query(address: string, signal: AbortSignal): Promise<QueryResult> {
   const result = (await get(address, signal)) as QueryResult;
   return { ...result, rows: result.rows ?? [], columns: result.columns ?? [] };
+}
+
+/** What is told of one source beside its live document. */
+export async function sourceReport(id: string, signal: AbortSignal): Promise<SourceReport | undefined> {
+  const answer = (await get(`/v1/sources?source=${encodeURIComponent(id)}`, signal)) as {
+    sources: SourceReport[] | null;
+  };
+  return answer.sources?.[0];
 }
 
 export async function explain(hash: string, since: string, signal: AbortSignal): Promise<Explanation> {
