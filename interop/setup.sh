@@ -18,11 +18,13 @@ declare -A versions=(
   [sglang-map]=0.5.21   # maps, no topic in replay
   [sglang-salt]=0.5.19  # arrays, the salt in a last element
   [sglang-array]=0.5.17 # arrays, no salt
+  [sglang-first]=0.5.3  # arrays without medium
+  [mooncake]=0.3.14     # the first wheel whose master has KV events
 )
-sglangs=(sglang sglang-map sglang-salt sglang-array)
+sglangs=(sglang sglang-map sglang-salt sglang-array sglang-first)
 python=${PYTHON:-python3} # 3.11 or newer, with pip
 [[ $# -gt 0 ]] || set -- new old
-[[ $1 != all ]] || set -- new mid old older first "${sglangs[@]}"
+[[ $1 != all ]] || set -- new mid old older first "${sglangs[@]}" mooncake
 [[ $1 != sglangs ]] || set -- "${sglangs[@]}" "${@:2}"
 [[ " $* " != *" lmcache"* ]] || set -- new "$@"
 
@@ -51,7 +53,10 @@ for name; do
       package=lmcache requirements+=(requirements-lmcache.txt) wheel=("${anywhere[@]}" --platform=manylinux_2_28_x86_64)
       ;;
     sglang*)
-      package=sglang requirements+=(requirements-sglang.txt) wheel=("${anywhere[@]}" --platform=manylinux_2_34_x86_64)
+      package=sglang requirements+=(requirements-sglang.txt) wheel=("${anywhere[@]}" --platform=manylinux_2_34_x86_64 --platform=any --abi=none)
+      ;;
+    mooncake)
+      package=mooncake-transfer-engine-cuda13 requirements+=(requirements-mooncake.txt)
       ;;
   esac
   stamp=$(cat "${requirements[@]}" unpack.py <(echo "$version") | sha256sum)
@@ -70,6 +75,15 @@ for name; do
   rm -rf "$wheels"
   if [[ $name == lmcache* ]]; then
     cp -r .venv/new/lib/python*/site-packages/vllm* "$venv"/lib/python*/site-packages/
+  fi
+  if [[ $name == mooncake ]]; then
+    # Its client and master link with libraries of RDMA and of CUDA's driver; they are loaded here, and never called.
+    mkdir -p "$venv/lib/native" "$venv/debs"
+    (cd "$venv/debs" && apt-get download -qq libibverbs1 ibverbs-providers libnl-3-200 libnl-route-3-200 libnuma1)
+    for deb in "$venv"/debs/*.deb; do dpkg -x "$deb" "$venv/debs"; done
+    find "$venv/debs" -name '*.so.*' -exec cp -a {} "$venv/lib/native/" \;
+    ln -s libnl-3.so.200 "$venv/lib/native/libcuda.so.1"
+    rm -rf "$venv/debs"
   fi
   echo "$stamp" >"$venv/stamp"
   echo "$name: installed $package $version (what is under test only) with" \

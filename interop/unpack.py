@@ -7,7 +7,7 @@ import sys
 import sysconfig
 import zipfile
 
-# A name that ends in a slash is a folder, taken whole.
+# A name that ends in a slash or a dot stands for all that begin with it.
 FILES = (
     "dynamo/",
     "vllm/distributed/kv_events.py",
@@ -39,7 +39,9 @@ FILES = (
     "lmcache/v1/storage_backend/job_executor/pq_executor.py",
     "lmcache/v1/token_database.py",
     "mooncake/__init__.py",
-    "mooncake/_store.cpython-311-x86_64-linux-gnu.so",
+    "mooncake/_store.",
+    "mooncake/libasio.so",
+    "mooncake/libetcd_wrapper.so",
     "mooncake/mooncake_master",
     "mooncake/store/",
     "mooncake_transfer_engine_cuda13.libs/",
@@ -62,8 +64,8 @@ def main(wheel: str) -> None:
         (record,) = (n for n in names if n.endswith(".dist-info/RECORD"))
         hashes = dict(line.split(",")[:2] for line in archive.read(record).decode().splitlines())
         metadata = record.replace("RECORD", "METADATA")
-        folders = tuple(name for name in FILES if name.endswith("/"))
-        for name in [n for n in names if n in FILES or n.startswith(folders)] + [metadata]:
+        starts = tuple(name for name in FILES if name.endswith(("/", ".")))
+        for name in [n for n in names if n in FILES or n.startswith(starts)] + [metadata]:
             digest = hashlib.sha256(archive.read(name)).digest()
             encoded = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
             if hashes[name] != f"sha256={encoded}":
