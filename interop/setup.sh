@@ -19,12 +19,14 @@ declare -A versions=(
   [sglang-salt]=0.5.19  # arrays, the salt in a last element
   [sglang-array]=0.5.17 # arrays, no salt
   [sglang-first]=0.5.3  # arrays without medium
+  [dynamo]=1.6.1
+  [dynamo-recorder]=0.9.1 # the last with a recorder of KV events
   [mooncake]=0.3.14     # the first wheel whose master has KV events
 )
 sglangs=(sglang sglang-map sglang-salt sglang-array sglang-first)
 python=${PYTHON:-python3} # 3.11 or newer, with pip
 [[ $# -gt 0 ]] || set -- new old
-[[ $1 != all ]] || set -- new mid old older first "${sglangs[@]}" mooncake
+[[ $1 != all ]] || set -- new mid old older first "${sglangs[@]}" dynamo dynamo-recorder mooncake
 [[ $1 != sglangs ]] || set -- "${sglangs[@]}" "${@:2}"
 [[ " $* " != *" lmcache"* ]] || set -- new "$@"
 
@@ -54,6 +56,9 @@ for name; do
       ;;
     sglang*)
       package=sglang requirements+=(requirements-sglang.txt) wheel=("${anywhere[@]}" --platform=manylinux_2_34_x86_64 --platform=any --abi=none)
+      ;;
+    dynamo*)
+      package=ai-dynamo-runtime requirements+=(requirements-dynamo.txt)
       ;;
     mooncake)
       package=mooncake-transfer-engine-cuda13 requirements+=(requirements-mooncake.txt)

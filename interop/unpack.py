@@ -9,7 +9,7 @@ import zipfile
 
 # A name that ends in a slash or a dot stands for all that begin with it.
 FILES = (
-    "dynamo/",
+    "dynamo/_core.",
     "vllm/distributed/kv_events.py",
     "vllm/envs.py",
     "vllm/utils/hashing.py",
