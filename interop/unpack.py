@@ -33,7 +33,6 @@ FILES = (
     "lmcache/v1/cache_engine.py",
     "lmcache/v1/memory_management.py",
     "lmcache/v1/metadata.py",
-    "lmcache/v1/multiprocess/token_hasher.py",
     "lmcache/v1/protocol.py",
     "lmcache/v1/server/__main__.py",
     "lmcache/v1/server/storage_backend/__init__.py",
