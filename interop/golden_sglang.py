@@ -13,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "subscriber" / "testdata" / "sglang"
-VENVS = ("sglang-array", "sglang-salt", "sglang-map", "sglang")
+VENVS = ("sglang-first", "sglang-array", "sglang-salt", "sglang-map", "sglang")
 
 TS = 1.5
 TOKENS = list(range(101, 1617, 101))
@@ -69,6 +69,8 @@ ADAPTER = "0123456789abcdef0123456789abcdef"
 
 def radix(sg):
     """Yields (name, events) of a story that SGLang's radix cache lives through, page size 4."""
+    if not sg.HAS_RECORDER:
+        return
     tree = sg.Radix()
     tree.insert(range(1, 11))  # two pages; the rest of the tokens fills none
     yield "radix-start", tree.take()

@@ -105,6 +105,8 @@ CLASSES = {
 }
 # 0.5.18 and 0.5.19 put the salt into a second class of stored event, in a last element of its own.
 WITH_METADATA = getattr(events, "BlockStoredWithMetadata", None)
+# 0.5.3 has the recorder within its radix cache, and hashes blocks with Python's hash.
+HAS_RECORDER = (SITE / "sglang" / "srt" / "mem_cache" / "events.py").exists()
 _NULLABLE = ("parent_block_hash", "lora_id")
 
 

@@ -7,15 +7,21 @@ import sys
 import sysconfig
 import zipfile
 
-# A name that ends in a slash is a folder, taken whole.
+# A name that ends in a slash or a dot stands for all that begin with it.
 FILES = (
-    "dynamo/",
+    "dynamo/_core.",
     "vllm/distributed/kv_events.py",
+    "vllm/distributed/kv_transfer/kv_connector/v1/lmcache_connector.py",
+    "vllm/distributed/kv_transfer/kv_connector/v1/offloading/events.py",
     "vllm/envs.py",
     "vllm/utils/hashing.py",
     "vllm/utils/math_utils.py",
     "vllm/utils/network_utils.py",
+    "vllm/v1/core/block_pool.py",
     "vllm/v1/core/kv_cache_utils.py",
+    "vllm/v1/kv_offload/base.py",
+    "lmcache/integration/vllm/lmcache_mp_connector.py",
+    "lmcache/integration/vllm/vllm_multi_process_adapter.py",
     "lmcache/protocol.py",
     "lmcache/server/__main__.py",
     "lmcache/server/server_storage_backend/__init__.py",
@@ -24,6 +30,7 @@ FILES = (
     "lmcache/storage_backend/evictor/__init__.py",
     "lmcache/storage_backend/evictor/base_evictor.py",
     "lmcache/utils.py",
+    "lmcache/v1/cache_engine.py",
     "lmcache/v1/memory_management.py",
     "lmcache/v1/metadata.py",
     "lmcache/v1/protocol.py",
@@ -39,7 +46,9 @@ FILES = (
     "lmcache/v1/storage_backend/job_executor/pq_executor.py",
     "lmcache/v1/token_database.py",
     "mooncake/__init__.py",
-    "mooncake/_store.cpython-311-x86_64-linux-gnu.so",
+    "mooncake/_store.",
+    "mooncake/libasio.so",
+    "mooncake/libetcd_wrapper.so",
     "mooncake/mooncake_master",
     "mooncake/store/",
     "mooncake_transfer_engine_cuda13.libs/",
@@ -62,8 +71,8 @@ def main(wheel: str) -> None:
         (record,) = (n for n in names if n.endswith(".dist-info/RECORD"))
         hashes = dict(line.split(",")[:2] for line in archive.read(record).decode().splitlines())
         metadata = record.replace("RECORD", "METADATA")
-        folders = tuple(name for name in FILES if name.endswith("/"))
-        for name in [n for n in names if n in FILES or n.startswith(folders)] + [metadata]:
+        starts = tuple(name for name in FILES if name.endswith(("/", ".")))
+        for name in [n for n in names if n in FILES or n.startswith(starts)] + [metadata]:
             digest = hashlib.sha256(archive.read(name)).digest()
             encoded = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
             if hashes[name] != f"sha256={encoded}":
