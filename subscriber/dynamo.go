@@ -15,14 +15,14 @@ var dynamoTiers = map[string]event.Tier{
 func (d *Decoder) dynamo(raw []byte) (rank int32, err error) {
 	rank = -1
 	var path, tier string
-	top, err := d.object(raw, "", "timestamp", "event", "worker_id", "storage_tier", "residency_domain", "state_source", "event_id",
+	top, err := d.object(raw, "", "timestamp", "event", "worker_id", "storage_tier", "residency_domain", "state_source", "session_id", "event_id",
 		"data", "dp_rank")
 	for depth := 0; err == nil && top["event"] != nil && depth < 2; depth++ { // out of the recorder's line, out of the router's event
 		if err := top.field(path, "storage_tier", &tier); err != nil {
 			return rank, err
 		}
 		path, raw = path+"event", top["event"]
-		top, err = d.object(raw, path, "event", "worker_id", "storage_tier", "residency_domain", "state_source", "event_id", "data", "dp_rank")
+		top, err = d.object(raw, path, "event", "worker_id", "storage_tier", "residency_domain", "state_source", "session_id", "event_id", "data", "dp_rank")
 		path += "."
 	}
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -92,7 +93,10 @@ func (h *goldenHash) UnmarshalJSON(text []byte) error {
 
 func readGolden(tb testing.TB, dialect string) (entries []golden) {
 	tb.Helper()
-	text, err := os.ReadFile("testdata/" + dialect + "/golden.json")
+	if !strings.HasSuffix(dialect, ".json") {
+		dialect += "/golden.json"
+	}
+	text, err := os.ReadFile("testdata/" + dialect)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -191,7 +195,7 @@ func unhex(text string) []byte {
 
 func TestVLLMGolden(t *testing.T) {
 	d := subscriber.NewDecoder(subscriber.DecoderConfig{})
-	for _, g := range readGolden(t, "vllm") {
+	for _, g := range slices.Concat(readGolden(t, "vllm"), readGolden(t, "vllm/offload.json")) {
 		t.Run(g.Version+"/"+g.Name, func(t *testing.T) {
 			var got event.Batch
 			err := d.Decode(unhex(g.Hex), &got)

@@ -33,15 +33,22 @@ export function SourceContract({ s }: { s: Source }) {
       clearTimeout(timer);
     };
   }, [s.id]);
-  const c = report?.contract;
-  const holes = report?.ledger.holes ?? [];
+  if (!report) {
+    return (
+      <Group title="Contract">
+        <p class={failure ? "note tone-stale" : "note"}>{failure || "Asking the index…"}</p>
+      </Group>
+    );
+  }
+  const c = report.contract;
+  const holes = report.ledger.holes ?? [];
   return (
     <Group title="Contract">
       <div data-testid={id.contract}>
         <Field name="dialect" value={s.dialect || "not told"} more={c?.forms?.join(", ") ?? ""} />
         <Field name="block hashes" value={words(c?.hashes)} more={checked(c?.check)} />
         <Field name="media" value={words(c?.media)} />
-        {(report?.groups ?? []).map((g) => (
+        {(report.groups ?? []).map((g) => (
           <Field
             key={g.group}
             name={`cache group ${Math.max(g.group, 0)}`}
@@ -57,12 +64,12 @@ export function SourceContract({ s }: { s: Source }) {
             <p class="mono wrap">{c.fields.join(" ")}</p>
           </details>
         )}
-        {(report?.oddities ?? []).map((o) => (
+        {(report.oddities ?? []).map((o) => (
           <p key={o.name} class="note" data-testid={id.contractOdd} data-name={o.name}>
             <strong>{o.name}</strong>, {count(o.count)} times{o.example ? `; the first: ${o.example}` : ""}
           </p>
         ))}
-        {report && !report.oddities?.length && <p class="note">Nothing breaks it.</p>}
+        {!report.oddities?.length && <p class="note">Nothing breaks it.</p>}
         {holes.map((h) => (
           <p key={h.first} class="note">
             Lost {count(h.first)} to {count(h.last)}: {h.reason}
