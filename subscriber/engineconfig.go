@@ -21,12 +21,13 @@ type EngineConfig struct {
 	Dialect  string // "vllm", or "auto"
 	AsSet    bool   // report=full: re-reports and second copies look alike
 	PoolSize uint64 // physical blocks of the engine's pool; 0 = unknown
+	Curve    string // file of keys, where the engine's sockets are protected with CURVE; empty = they are open
 }
 
 // ParseEngine reads an engine as the --engine flag has it, one configuration a rank:
 //
 //	zmq+tcp://host:5557,model=NAME[,replay=tcp://host:5558][,instance=NAME][,cluster=NAME][,rank=0][,ranks=1]
-//	                   [,topic=PREFIX][,dialect=auto|vllm][,report=new|full][,pool=BLOCKS]
+//	                   [,topic=PREFIX][,dialect=auto|vllm][,report=new|full][,pool=BLOCKS][,curve=FILE]
 //
 // ranks=N is N publishers on N consecutive ports, as vLLM's data-parallel ranks are. All problems are told at once.
 func ParseEngine(text string) ([]EngineConfig, error) {
@@ -102,6 +103,8 @@ func (p *engineParser) option(name, value string) {
 		p.cfg.Source.Rank = uint32(p.number(name, value, 0, 1<<16))
 	case "ranks":
 		p.ranks = uint32(p.number(name, value, 1, 1024))
+	case "curve":
+		p.cfg.Curve = value
 	case "pool":
 		p.cfg.PoolSize = p.number(name, value, 1, 1<<40)
 	case "dialect":
@@ -115,7 +118,7 @@ func (p *engineParser) option(name, value string) {
 		}
 		p.cfg.AsSet = value == "full"
 	default:
-		p.fail("%q: unknown; known are model, replay, instance, cluster, rank, ranks, topic, dialect, report and pool", name)
+		p.fail("%q: unknown; known are model, replay, instance, cluster, rank, ranks, topic, dialect, report, pool and curve", name)
 	}
 }
 

@@ -31,6 +31,9 @@ func Probe(ctx context.Context, cfg EngineConfig) (said string, err error) {
 		err = errors.Join(err, zctx.Term())
 	}()
 	if !s.await(ctx, peerConnected) {
+		if s.refused != "" {
+			return "", fmt.Errorf("%w: %s", ErrNoHandshake, s.refused)
+		}
 		return "", ErrNoHandshake
 	}
 	if cfg.Replay == "" {
