@@ -163,6 +163,14 @@ func (l serverLog) Warnf(format string, v ...any) {
 
 func (l serverLog) Fatalf(format string, v ...any) { l.log.Error("nats: " + fmt.Sprintf(format, v...)) }
 
-func (l serverLog) Errorf(format string, v ...any) { l.log.Error("nats: " + fmt.Sprintf(format, v...)) }
-func (l serverLog) Debugf(string, ...any)          {}
-func (l serverLog) Tracef(string, ...any)          {}
+func (l serverLog) Errorf(format string, v ...any) {
+	text := fmt.Sprintf(format, v...)
+	if strings.Contains(text, "authentication error") || strings.Contains(text, "TLS handshake error") { // a stranger knocked
+		l.log.Warn("nats: " + text)
+		return
+	}
+	l.log.Error("nats: " + text)
+}
+
+func (l serverLog) Debugf(string, ...any) {}
+func (l serverLog) Tracef(string, ...any) {}

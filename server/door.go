@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 	"time"
 )
 
@@ -19,6 +20,8 @@ type door struct {
 	login  bool            // browsers may open a session
 	log    *slog.Logger
 	inner  http.Handler
+
+	warned atomic.Int64 // when the log last told of a refused login, in seconds of Unix time
 }
 
 func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {

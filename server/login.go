@@ -14,6 +14,9 @@ import (
 // opens a session, which a cookie holds. The token itself is in no URL and no cookie.
 const loginPath = "/login"
 
+// warnEvery is how often at most the log tells of refused logins, in seconds.
+const warnEvery = 10
+
 // loginStyle is all that the page looks like.
 const loginStyle = `:root{color-scheme:light dark;font:16px/1.5 system-ui,sans-serif}
 body{display:grid;place-content:center;min-height:100vh;margin:0;padding:1rem;box-sizing:border-box}
@@ -78,7 +81,9 @@ func (d *door) openSession(w http.ResponseWriter, r *http.Request) {
 	next := localPath(r.PostForm.Get("next"))
 	token, ok := d.keys.find(strings.TrimSpace(r.PostForm.Get("token")))
 	if !ok {
-		d.log.Warn("a login was refused: not one of the tokens", "from", r.RemoteAddr)
+		if now, last := time.Now().Unix(), d.warned.Load(); now-last >= warnEvery && d.warned.CompareAndSwap(last, now) {
+			d.log.Warn("a login was refused: not one of the tokens", "from", r.RemoteAddr)
+		}
 		writeLogin(w, r, next, "That is not one of this server’s tokens.")
 		return
 	}

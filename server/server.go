@@ -189,7 +189,7 @@ func (s *Server) Run(ctx context.Context) error {
 	} {
 		l.door.keys, l.door.log = s.keys, s.log
 		srv := &http.Server{
-			Handler: ownNames(l.listener.Addr(), l.door), TLSConfig: s.tls, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: writeTimeout, IdleTimeout: 2 * time.Minute,
+			Handler: ownNames(l.listener.Addr(), l.door), TLSConfig: s.tls.Clone(), MaxHeaderBytes: maxHeader, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: writeTimeout, IdleTimeout: 2 * time.Minute,
 			ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 		}
 		group.Go(func() error {
