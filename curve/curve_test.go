@@ -76,7 +76,7 @@ func TestParse(t *testing.T) {
 		{"nothing", "", "secret-key is missing"},
 		{"twice", secret + "\n" + secret, "line 2: secret-key is given twice"},
 		{"unknown name", secret + "\nsecret = " + subscriber.Secret, "line 2: the name is unknown"},
-		{"no name", subscriber.Secret[:20], "line 1: want name = key"},
+		{"no name", "a word alone", "line 1: want name = key"},
 		{"too short", "secret-key = " + subscriber.Secret[:39], "line 1: secret-key: want 40 characters of Z85"},
 		{"no Z85", "allow = " + strings.Repeat("\"", 40), "line 1: allow: want 40 characters of Z85"},
 		{"all at once", "allow = x\nserver-key = y", "line 2: server-key"},
