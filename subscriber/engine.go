@@ -1,6 +1,7 @@
 package subscriber
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,6 +39,7 @@ type engine struct {
 	complained time.Time
 	noted      int // oddities told in the log
 	breaches   breaches
+	refused    string    // why the engine's handshake fails; empty while it does not
 	lookedAt   time.Time // the state was compared with what was told
 	statusAt   time.Time
 	statusSeq  event.Seq
@@ -146,6 +148,7 @@ func (e *engine) listen(ctx context.Context, s feed, prior *recovery.Prior) erro
 			return err
 		}
 		now := time.Now()
+		e.refused = s.refusal()
 		for i := range inputs {
 			if !s.current(&inputs[i]) {
 				continue
@@ -169,6 +172,9 @@ func (e *engine) take(now time.Time, in *input) []recovery.Action {
 		return e.machine.Replayed(now, in.frame)
 	case replayEnd:
 		return e.machine.ReplayEnd(now)
+	case peerRefused:
+		e.log.Warn("engine can't be heard", "endpoint", e.cfg.Endpoint, "reason", e.refused)
+		return nil
 	case peerConnected:
 		e.log.Info("engine connected", "endpoint", e.cfg.Endpoint)
 		return e.machine.Connected(now)
@@ -354,6 +360,9 @@ func (e *engine) status(now time.Time) *event.Status {
 		st.Copies = event.CopiesUnknown
 	}
 	st.State, st.Reason = e.machine.State(now)
+	if e.refused != "" {
+		st.Reason = cmp.Or(st.Reason, "not heard any more") + ": " + e.refused
+	}
 	return st
 }
 

@@ -26,12 +26,13 @@ type EngineConfig struct {
 	// BlockSize is for dialects that do not tell it (Dynamo's); 0 = unknown.
 	BlockSize uint32
 	Worker    string // Dynamo's worker_id; empty = the first that a recording names
+	Curve     string // file of keys, where the engine's sockets are protected with CURVE; empty = they are open
 }
 
 // ParseEngine reads an engine as the --engine flag has it, one configuration a rank:
 //
 //	zmq+tcp://host:5557,model=NAME[,replay=tcp://host:5558][,instance=NAME][,cluster=NAME][,rank=0][,ranks=1]
-//	                   [,topic=PREFIX][,dialect=NAME][,report=new|full][,pool=BLOCKS][,block=TOKENS]
+//	                   [,topic=PREFIX][,dialect=NAME][,report=new|full][,pool=BLOCKS][,block=TOKENS][,curve=FILE]
 //	trtllm+http://host:8000/kv_cache_events,model=NAME…    TensorRT-LLM's event buffer, pulled
 //	dynamo+file:///path,model=NAME,block=TOKENS[,worker=ID]…           what Dynamo's recorder writes
 //
@@ -139,6 +140,8 @@ func (p *engineParser) option(name, value string) {
 		p.cfg.Source.Rank = uint32(p.number(name, value, 0, 1<<16))
 	case "ranks":
 		p.ranks = uint32(p.number(name, value, 1, 1024))
+	case "curve":
+		p.cfg.Curve = value
 	case "pool":
 		p.cfg.PoolSize = p.number(name, value, 1, 1<<40)
 	case "block":
@@ -158,7 +161,7 @@ func (p *engineParser) option(name, value string) {
 		}
 		p.cfg.AsSet = value == "full"
 	default:
-		p.fail("%q: unknown; known are model, replay, instance, cluster, rank, ranks, topic, dialect, report, pool, block and worker", name)
+		p.fail("%q: unknown; known are model, replay, instance, cluster, rank, ranks, topic, dialect, report, pool, block, worker and curve", name)
 	}
 }
 

@@ -18,6 +18,8 @@ type feed interface {
 	// ask sends a replay request; current reports whether an input is still of use after later ones.
 	ask(from event.Seq, reopen bool) error
 	current(in *input) bool
+	// refusal tells why nothing can be heard; empty while something can.
+	refusal() string
 	close()
 }
 

@@ -18,6 +18,7 @@ import (
 type Report struct {
 	Status    event.Status
 	Connected bool
+	Refused   string        // why the engine can't be heard, where that is known
 	Replays   bool          // the replay socket answered
 	Live      uint64        // messages that came on the live socket
 	Topics    []string      // of these, whatever the configuration filters
@@ -51,7 +52,7 @@ func Probe(ctx context.Context, cfg Config, engineCfg EngineConfig) (r *Report, 
 		return nil, err
 	}
 	r = &p.report
-	r.Status = *e.status(time.Now())
+	r.Status, r.Refused = *e.status(time.Now()), f.refusal()
 	if s, ok := f.(*sockets); ok {
 		r.Topics = s.topics.names
 	}

@@ -22,6 +22,7 @@ type pull struct {
 	client *http.Client
 	next   time.Time // of asking
 	up     bool
+	failed string // why the last answer was none
 	inputs []input
 }
 
@@ -43,6 +44,8 @@ func (p *pull) ask(event.Seq, bool) error {
 
 func (p *pull) current(*input) bool { return true }
 
+func (p *pull) refusal() string { return p.failed }
+
 func (p *pull) close() { p.client.CloseIdleConnections() }
 
 // poll asks when it is time to.
@@ -62,8 +65,9 @@ func (p *pull) poll(timeout time.Duration) ([]input, error) {
 			p.inputs = append(p.inputs, input{kind: peerDisconnected})
 		}
 	}
+	p.failed = ""
 	if err != nil {
-		p.next = time.Now().Add(pullRetry)
+		p.failed, p.next = err.Error(), time.Now().Add(pullRetry)
 		return p.inputs, nil
 	}
 	for _, raw := range events {

@@ -51,6 +51,8 @@ func (r *recording) ask(event.Seq, bool) error {
 
 func (r *recording) current(*input) bool { return true }
 
+func (r *recording) refusal() string { return "" }
+
 func (r *recording) close() { _ = r.file.Close() } // it was only read
 
 // poll returns the next lines; at the end of the file it waits for more.

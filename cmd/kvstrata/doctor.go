@@ -19,14 +19,15 @@ import (
 
 type doctorCmd struct {
 	historyFlags
+	natsLogin
+	clientFlags
 
-	NATS      string        `name:"nats" help:"NATS servers to check; empty: only the embedded one is used." env:"KVSTRATA_NATS"`
-	NATSCreds string        `name:"nats-creds" help:"NATS credentials file." type:"path" env:"KVSTRATA_NATS_CREDS"`
-	Server    string        `help:"An index to check." placeholder:"URL" env:"KVSTRATA_SERVER"`
-	Engine    []string      `help:"An engine to check, as run takes it; repeated." sep:"none" placeholder:"ENGINE" env:"KVSTRATA_ENGINE"`
-	Hear      time.Duration `help:"How long each engine is heard." default:"5s"`
-	HashKey   string        `help:"Key of the prefix hashes." env:"KVSTRATA_HASH_KEY"`
-	Listen    string        `help:"The API address that must be free." default:"127.0.0.1:8080" env:"KVSTRATA_LISTEN"`
+	NATS    string        `name:"nats" help:"NATS servers to check; empty: only the embedded one is used." env:"KVSTRATA_NATS"`
+	Server  string        `help:"An index to check." placeholder:"URL" env:"KVSTRATA_SERVER"`
+	Engine  []string      `help:"An engine to check, as run takes it; repeated." sep:"none" placeholder:"ENGINE" env:"KVSTRATA_ENGINE"`
+	Hear    time.Duration `help:"How long each engine is heard." default:"5s"`
+	HashKey string        `help:"Key of the prefix hashes." env:"KVSTRATA_HASH_KEY"`
+	Listen  string        `help:"The API address that must be free." default:"127.0.0.1:8080" env:"KVSTRATA_LISTEN"`
 }
 
 // Help shows how it is used.
@@ -69,7 +70,11 @@ func (c *doctorCmd) Run(a *app) error {
 	if c.Server == "" {
 		check("listen "+c.Listen, func(context.Context) (string, error) { return checkListen(c.Listen) })
 	} else {
-		check("index "+c.Server, func(ctx context.Context) (string, error) { return checkIndex(ctx, c.Server) })
+		client, err := c.clientFlags.client(checkTime)
+		if err != nil {
+			return err
+		}
+		check("index "+c.Server, func(ctx context.Context) (string, error) { return checkIndex(ctx, client, c.Server) })
 	}
 	if c.NATS != "" {
 		check("nats "+c.NATS, func(ctx context.Context) (string, error) { return c.checkNATS(ctx, a) })
@@ -163,16 +168,19 @@ func checkListen(addr string) (string, error) {
 	return "free", l.Close()
 }
 
-func checkIndex(ctx context.Context, url string) (string, error) {
+func checkIndex(ctx context.Context, client *http.Client, url string) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/v1/sources", nil)
 	if err != nil {
 		return "", err
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return "", fmt.Errorf("%w; see that kvstrata run or demo is up and listens there", err)
 	}
 	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusUnauthorized {
+		return "", errNoToken
+	}
 	if resp.StatusCode != http.StatusOK {
 		return "", fmt.Errorf("answers %s to /v1/sources; is it kvstrata with the role prefix?", resp.Status)
 	}
@@ -180,8 +188,8 @@ func checkIndex(ctx context.Context, url string) (string, error) {
 }
 
 func (c *doctorCmd) checkNATS(ctx context.Context, a *app) (string, error) {
-	cfg := bus.DefaultConfig()
-	cfg.URL, cfg.Credentials = c.NATS, c.NATSCreds
+	cfg := c.natsLogin.client(bus.DefaultConfig())
+	cfg.URL = c.NATS
 	b, err := bus.Attach(ctx, cfg, "kvstrata doctor", a.log)
 	if err != nil {
 		return "", err

@@ -59,6 +59,9 @@ func (h *heard) findings(during time.Duration) []string {
 		violations[c.Name] = c
 	}
 	switch {
+	case r.Refused != "":
+		say("%s: %s", h.cfg.Endpoint, r.Refused)
+		return all
 	case !r.Connected && sockets:
 		say("%s: no ZeroMQ publisher answers; is the engine up, started with KV events enabled, and bound (an endpoint like "+
 			"tcp://*:5557) rather than connecting (tcp://0.0.0.0:5557 connects)?", h.cfg.Endpoint)

@@ -16,9 +16,10 @@ type runCmd struct {
 	listenFlags
 	historyFlags
 	storeFlags
+	insecureFlag
 
 	Roles   []string `help:"Roles of this process: subscriber, prefix, history, web, store." default:"subscriber,prefix,history,web" env:"KVSTRATA_ROLES"`
-	Engine  []string `help:"An engine, repeated: zmq+tcp://host:5557,model=NAME[,replay=tcp://host:5558][,instance=NAME][,rank=0][,ranks=1][,topic=PREFIX][,dialect=NAME][,report=new|full][,pool=BLOCKS]; or trtllm+http://…, dynamo+file://…: docs/configuration.md." sep:"none" placeholder:"ENGINE" env:"KVSTRATA_ENGINE"`
+	Engine  []string `help:"An engine, repeated: zmq+tcp://host:5557,model=NAME[,replay=tcp://host:5558][,instance=NAME][,rank=0][,ranks=1][,topic=PREFIX][,dialect=NAME][,report=new|full][,pool=BLOCKS][,curve=FILE]; or trtllm+http://…, dynamo+file://…: docs/configuration.md." sep:"none" placeholder:"ENGINE" env:"KVSTRATA_ENGINE"`
 	Engines string   `help:"A file of engines, one a line." type:"path" env:"KVSTRATA_ENGINES"`
 	Data    string   `help:"Folder of the embedded NATS server and the embedded ClickHouse engine; kept." type:"path" placeholder:"DIR" env:"KVSTRATA_DATA"`
 }
@@ -41,6 +42,17 @@ var (
 func (c *runCmd) Run(a *app) error {
 	engines, err := c.engines()
 	if err != nil {
+		return err
+	}
+	entrances := c.listenFlags.entrances()
+	if c.NATS == "" {
+		nats, err := c.entrance(c.NATSListen)
+		if err != nil {
+			return err
+		}
+		entrances = append(entrances, nats)
+	}
+	if err := c.check(entrances...); err != nil {
 		return err
 	}
 	dir := c.Data

@@ -14,8 +14,9 @@ import (
 )
 
 type tailCmd struct {
+	natsLogin
+
 	NATS      string   `name:"nats" help:"NATS servers, comma-separated." default:"nats://127.0.0.1:4222" env:"KVSTRATA_NATS"`
-	NATSCreds string   `name:"nats-creds" help:"NATS credentials file." type:"path" env:"KVSTRATA_NATS_CREDS"`
 	Source    string   `help:"Only sources whose instance or model matches this pattern, as 'prefill-*'." placeholder:"GLOB"`
 	Kind      []string `help:"Only these kinds: STORED, EVICTED, LOADED, CLEARED." placeholder:"KIND"`
 	Hash      string   `help:"Only events about this block: an engine's hash or a prefix hash, in hexadecimal." placeholder:"HEX"`
@@ -46,8 +47,11 @@ func (c *tailCmd) Run(a *app) error {
 	if _, err := path.Match(c.Source, ""); err != nil {
 		return usagef("--source %q: %w", c.Source, err)
 	}
-	cfg := bus.DefaultConfig()
-	cfg.URL, cfg.Credentials = c.NATS, c.NATSCreds
+	cfg := c.client(bus.DefaultConfig())
+	cfg.URL = c.NATS
+	if err := cfg.Validate(); err != nil {
+		return usagef("%w", err)
+	}
 	b, err := bus.Attach(a.ctx, cfg, "kvstrata tail", a.log)
 	if a.ctx.Err() != nil {
 		return nil

@@ -13,7 +13,7 @@ export class ApiError extends Error {
 
 const advice: Record<number, string> = {
   400: "Change the field that it names, and run it again.",
-  401: "This server wants a token: open the page with one.",
+  401: "Your session has ended: reload the page to log in again.",
   404: "Choose another query from the list.",
   422: "Narrow the time range, or ask for one model or engine.",
   429: "Too many queries at once: wait a moment and run it again.",
