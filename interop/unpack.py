@@ -1,4 +1,4 @@
-"""Copies the vLLM or LMCache files under test from a wheel into the running venv, unchanged."""
+"""Copies the vLLM, LMCache or SGLang files under test from a wheel into the running venv, unchanged."""
 
 import base64
 import hashlib
@@ -35,6 +35,7 @@ FILES = (
     "lmcache/v1/storage_backend/job_executor/base_executor.py",
     "lmcache/v1/storage_backend/job_executor/pq_executor.py",
     "lmcache/v1/token_database.py",
+    "sglang/srt/mem_cache/utils.py",
 )
 
 
