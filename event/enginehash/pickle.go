@@ -228,7 +228,7 @@ func (p *pickle) key(k *Key, form Form) {
 			p.object(k.Path, false)
 		}
 	default:
-		p.object(k.Text, p.same && k.Kind == KeyIdentifier)
+		p.object(k.Text, p.same && form == Plain) // what counts as a salt there may be an identifier
 	}
 	if n > 0 {
 		p.close(n)
