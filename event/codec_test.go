@@ -259,6 +259,7 @@ func TestStatusTravels(t *testing.T) {
 		Source: cp.Source, Epoch: 1, Fence: 2, Seq: 3, State: event.StateLive, Reason: "r", Time: 4, Digest: 5, Ledger: cp.Ledger,
 		Dialect: "vllm-map", Endpoint: "tcp://127.0.0.1:5557", Copies: event.CopiesUnknown, PoolSize: 6, Stores: []string{"redis"},
 		Counters: []event.Counter{{Name: "unknown_key", Count: 2, Example: "origin"}}, Groups: cp.Groups, Withdrawn: true,
+		HashScheme: "sha256", HashSeed: "0",
 	}
 	payload, err := event.MarshalStatus(&want)
 	if err != nil {

@@ -50,6 +50,11 @@ type Status struct {
 	Counters  []Counter   // oddities of the stream, by name
 	Groups    []GroupInfo // what each cache group was seen to be
 	Withdrawn bool        // the source was taken out of service on purpose
+
+	// How the engine names its blocks, where that is known: with these a prompt finds blocks that were told without
+	// tokens. A scheme of event/enginehash, and a seed as its ParseRecipe reads it.
+	HashScheme string
+	HashSeed   string
 }
 
 // CopyMode says how a source's copies are counted.

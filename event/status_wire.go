@@ -12,7 +12,7 @@ func MarshalStatus(s *Status) ([]byte, error) {
 		Epoch: uint64(s.Epoch), Fence: uint64(s.Fence), Seq: uint64(s.Seq), State: uint32(s.State), Reason: s.Reason,
 		Time: int64(s.Time), Digest: uint64(s.Digest), Ledger: ledgerToPB(&s.Ledger), Dialect: s.Dialect,
 		Endpoint: s.Endpoint, Copies: uint32(s.Copies), PoolSize: s.PoolSize, Stores: s.Stores,
-		Groups: groupsToPB(s.Groups), Withdrawn: s.Withdrawn,
+		Groups: groupsToPB(s.Groups), Withdrawn: s.Withdrawn, HashScheme: s.HashScheme, HashSeed: s.HashSeed,
 	}
 	for _, c := range s.Counters {
 		pb.Counters = append(pb.Counters, &eventpb.Counter{Name: c.Name, Count: c.Count, Example: c.Example})
@@ -31,6 +31,7 @@ func UnmarshalStatus(payload []byte, source Source) (Status, error) {
 		Reason: pb.Reason, Time: Time(pb.Time), Digest: Digest(pb.Digest), Ledger: ledgerFromPB(pb.Ledger),
 		Dialect: pb.Dialect, Endpoint: pb.Endpoint, Copies: CopyMode(pb.Copies), PoolSize: pb.PoolSize,
 		Stores: pb.Stores, Groups: groupsFromPB(pb.Groups), Withdrawn: pb.Withdrawn,
+		HashScheme: pb.HashScheme, HashSeed: pb.HashSeed,
 	}
 	for _, c := range pb.Counters {
 		s.Counters = append(s.Counters, Counter{Name: c.Name, Count: c.Count, Example: c.Example})

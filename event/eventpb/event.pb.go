@@ -737,6 +737,8 @@ type Status struct {
 	Counters      []*Counter             `protobuf:"bytes,14,rep,name=counters,proto3" json:"counters,omitempty"`
 	Groups        []*Group               `protobuf:"bytes,15,rep,name=groups,proto3" json:"groups,omitempty"`
 	Withdrawn     bool                   `protobuf:"varint,16,opt,name=withdrawn,proto3" json:"withdrawn,omitempty"`
+	HashScheme    string                 `protobuf:"bytes,17,opt,name=hash_scheme,json=hashScheme,proto3" json:"hash_scheme,omitempty"` // how the engine names its blocks: sha256 sha256_cbor xxhash xxhash_cbor sglang; empty = not known
+	HashSeed      string                 `protobuf:"bytes,18,opt,name=hash_seed,json=hashSeed,proto3" json:"hash_seed,omitempty"`       // PYTHONHASHSEED, or root:HEX
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -881,6 +883,20 @@ func (x *Status) GetWithdrawn() bool {
 		return x.Withdrawn
 	}
 	return false
+}
+
+func (x *Status) GetHashScheme() string {
+	if x != nil {
+		return x.HashScheme
+	}
+	return ""
+}
+
+func (x *Status) GetHashSeed() string {
+	if x != nil {
+		return x.HashSeed
+	}
+	return ""
 }
 
 // CheckpointHeader is the first part of a checkpoint object; parts of Entries follow. Each part is preceded by its
@@ -1464,7 +1480,7 @@ const file_event_eventpb_event_proto_rawDesc = "" +
 	"\aCounter\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x18\n" +
-	"\aexample\x18\x03 \x01(\tR\aexample\"\xde\x03\n" +
+	"\aexample\x18\x03 \x01(\tR\aexample\"\x9c\x04\n" +
 	"\x06Status\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x14\n" +
 	"\x05fence\x18\x02 \x01(\x04R\x05fence\x12\x10\n" +
@@ -1482,7 +1498,10 @@ const file_event_eventpb_event_proto_rawDesc = "" +
 	"\x06stores\x18\r \x03(\tR\x06stores\x126\n" +
 	"\bcounters\x18\x0e \x03(\v2\x1a.kvstrata.event.v1.CounterR\bcounters\x120\n" +
 	"\x06groups\x18\x0f \x03(\v2\x18.kvstrata.event.v1.GroupR\x06groups\x12\x1c\n" +
-	"\twithdrawn\x18\x10 \x01(\bR\twithdrawn\"\xb9\x04\n" +
+	"\twithdrawn\x18\x10 \x01(\bR\twithdrawn\x12\x1f\n" +
+	"\vhash_scheme\x18\x11 \x01(\tR\n" +
+	"hashScheme\x12\x1b\n" +
+	"\thash_seed\x18\x12 \x01(\tR\bhashSeed\"\xb9\x04\n" +
 	"\x10CheckpointHeader\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x14\n" +
