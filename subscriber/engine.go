@@ -26,6 +26,7 @@ type engine struct {
 	told atomic.Pointer[event.Status] // the last status, for metrics
 
 	edge    edge
+	hashing hashing
 	decoder *VLLM
 	batch   event.Batch
 
@@ -49,7 +50,8 @@ type engine struct {
 func newEngine(s *Subscriber, cfg EngineConfig) *engine {
 	return &engine{
 		cfg: cfg, sub: s, log: s.log.With("source", cfg.Source.String()), decoder: NewVLLM(),
-		edge: edge{keepTokens: s.cfg.KeepTokens, allowInvertible: s.cfg.AllowInvertible || s.cfg.HashKey != ""},
+		edge:    edge{keepTokens: s.cfg.KeepTokens, allowInvertible: s.cfg.AllowInvertible || s.cfg.HashKey != ""},
+		hashing: newHashing(&cfg),
 	}
 }
 
@@ -204,6 +206,7 @@ func (e *engine) execute(ctx context.Context, s *sockets, now time.Time, actions
 func (e *engine) newLife(now time.Time) {
 	e.epoch = max(e.epoch+1, event.Epoch(now.UnixMilli()))
 	e.set.Reset()
+	e.hashing.verifier.Reset()
 	e.ledger = event.Ledger{}
 	e.checkpoint(now)
 }
@@ -230,6 +233,7 @@ func (e *engine) apply(ctx context.Context, now time.Time, a *recovery.Action) {
 		}
 	}
 	for i := range b.Events {
+		e.hashing.verifier.Observe(b.First, &b.Events[i])
 		e.edge.enter(&b.Events[i])
 	}
 	e.set.Judge(b)
@@ -336,6 +340,7 @@ func (e *engine) status(now time.Time) *event.Status {
 	if e.cfg.AsSet {
 		st.Copies = event.CopiesUnknown
 	}
+	e.hashing.tell(st)
 	st.State, st.Reason = e.machine.State(now)
 	return st
 }

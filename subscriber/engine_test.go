@@ -337,13 +337,14 @@ func TestPromptTextStopsAtTheEdge(t *testing.T) {
 }
 
 func TestParseEngine(t *testing.T) {
-	got, err := subscriber.ParseEngine("zmq+tcp://10.0.0.5:5557,replay=tcp://10.0.0.5:6557,model=org/m,instance=pod-3,ranks=2,topic=kv@,report=full,pool=100")
+	got, err := subscriber.ParseEngine("zmq+tcp://10.0.0.5:5557,replay=tcp://10.0.0.5:6557,model=org/m,instance=pod-3,ranks=2,topic=kv@,report=full,pool=100,hash=xxhash,hash-seed=7")
 	if err != nil {
 		t.Fatal(err)
 	}
 	first := subscriber.EngineConfig{
 		Source:   event.Source{Cluster: event.DefaultCluster, Model: "org/m", Instance: "pod-3", Origin: event.Engine},
 		Endpoint: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:6557", Topic: "kv@", Dialect: "auto", AsSet: true, PoolSize: 100,
+		Hash: "xxhash", HashSeed: "7",
 	}
 	second := first
 	second.Source.Rank, second.Endpoint, second.Replay = 1, "tcp://10.0.0.5:5558", "tcp://10.0.0.5:6558"
@@ -359,6 +360,9 @@ func TestParseEngine(t *testing.T) {
 		"zmq+tcp://h,rank=x,repay=y":            {"address", `rank "x"`, `"repay": unknown`, "model is missing"},
 		"zmq+tcp://h:65535,model=m,ranks=2":     {"past 65535"},
 		"zmq+tcp://h:1,model=m,dialect=klingon": {`dialect "klingon"`, "auto or vllm"},
+		"zmq+tcp://h:1,model=m,hash=md5":        {`hash scheme "md5"`, "sha256_cbor"},
+		"zmq+tcp://h:1,model=m,hash=xxhash":     {"random unless PYTHONHASHSEED is set"},
+		"zmq+tcp://h:1,model=m,hash-seed=root:": {"hash-seed", "want 1 to 32"},
 	} {
 		_, err := subscriber.ParseEngine(text)
 		for _, want := range wants {

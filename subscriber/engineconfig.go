@@ -21,12 +21,14 @@ type EngineConfig struct {
 	Dialect  string // "vllm", or "auto"
 	AsSet    bool   // report=full: re-reports and second copies look alike
 	PoolSize uint64 // physical blocks of the engine's pool; 0 = unknown
+	Hash     string // how the engine names its blocks (event/enginehash); empty = found from its runs with tokens
+	HashSeed string // its PYTHONHASHSEED, or root: and its root hash; empty = not told
 }
 
 // ParseEngine reads an engine as the --engine flag has it, one configuration a rank:
 //
 //	zmq+tcp://host:5557,model=NAME[,replay=tcp://host:5558][,instance=NAME][,cluster=NAME][,rank=0][,ranks=1]
-//	                   [,topic=PREFIX][,dialect=auto|vllm][,report=new|full][,pool=BLOCKS]
+//	                   [,topic=PREFIX][,dialect=auto|vllm][,report=new|full][,pool=BLOCKS][,hash=SCHEME][,hash-seed=SEED]
 //
 // ranks=N is N publishers on N consecutive ports, as vLLM's data-parallel ranks are. All problems are told at once.
 func ParseEngine(text string) ([]EngineConfig, error) {
@@ -44,6 +46,9 @@ func ParseEngine(text string) ([]EngineConfig, error) {
 	}
 	if cfg.Source.Model == "" {
 		p.fail("model is missing: add model=NAME, as the engine serves it")
+	}
+	if err := checkHashing(&cfg); err != nil {
+		p.fail("%w", err)
 	}
 	if cfg.Source.Instance == "" {
 		cfg.Source.Instance = strings.TrimPrefix(cfg.Endpoint, "tcp://")
@@ -114,8 +119,12 @@ func (p *engineParser) option(name, value string) {
 			p.fail("report %q: want new or full", value)
 		}
 		p.cfg.AsSet = value == "full"
+	case "hash":
+		p.cfg.Hash = value
+	case "hash-seed":
+		p.cfg.HashSeed = value
 	default:
-		p.fail("%q: unknown; known are model, replay, instance, cluster, rank, ranks, topic, dialect, report and pool", name)
+		p.fail("%q: unknown; known are model, replay, instance, cluster, rank, ranks, topic, dialect, report, pool, hash and hash-seed", name)
 	}
 }
 
