@@ -68,6 +68,7 @@ def requests():
     yield "items-equal", 0, False, request(item(one, 3, 5), item(other, 9))
     yield "items-same", 0, True, request(item(one, 3, 5), item(one, 9))
     yield "items-one-letter", 0, False, request(item(fresh("a"), 3, 5), item(fresh("a"), 9))
+    yield "items-without-name", 0, False, request(item("", 3, 5), item(fresh(""), 9))
     yield "items-called-mm", 0, False, request(item(fresh("mm"), 3, 5), item(fresh("mm"), 9))
     yield "five-items", 0, False, request(*(item(fresh(f"image-{i}"), 3 * i, 3) for i in range(5)))
     yield "many-items", 0, False, request(*(item(fresh(f"image-{i}"), i, 1) for i in range(16)))

@@ -124,7 +124,7 @@ func (p *pickle) object(s string, isShared bool) {
 
 func isSingleton(s string) bool {
 	r, size := utf8.DecodeRuneInString(s)
-	return size == len(s) && r < latin1Limit
+	return s == "" || size == len(s) && r < latin1Limit
 }
 
 func (p *pickle) tag(t tag) {
