@@ -158,10 +158,13 @@ func (u *unnamed) at(i int) (tier uint16, held bool) {
 	return tier, held
 }
 
-// cover goes block by block as long as the group holds the block, by name or by engine hash.
-func (x *Index) cover(u *unnamed, t table, prefixes []event.PrefixHash) *cover {
-	c := &cover{key: u.key}
-	for i := range prefixes {
+// cover goes on behind c, what the group holds by name from the first block on (nil for nothing), as long as it holds the
+// next block by engine hash or by name. A block with a name needs no more: its engine hash leads to the same record.
+func (x *Index) cover(u *unnamed, c *cover, t table, prefixes []event.PrefixHash) *cover {
+	if c == nil {
+		c = &cover{key: u.key}
+	}
+	for i := len(c.tiers); i < len(prefixes); i++ {
 		tier, held := u.at(i)
 		isNamed := false
 		h := t[prefixes[i]]

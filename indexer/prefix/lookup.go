@@ -128,7 +128,7 @@ func (x *Index) Lookup(r *Request) (*Answer, error) {
 		t, prefixes := m.tables[v], x.prefixes(r, v)
 		x.walk(t, v, prefixes, covers)
 		for _, u := range unnamed[v] {
-			covers[u.key] = x.cover(u, t, prefixes)
+			covers[u.key] = x.cover(u, covers[u.key], t, prefixes)
 		}
 		if beyond != nil {
 			beyond.walk(t, v, prefixes)

@@ -71,10 +71,13 @@ func (x *Index) info(s *source, now time.Time) SourceInfo {
 		Source: s.name, Epoch: epoch, Fence: max(s.fence, s.status.Fence), Started: started, LastSeq: seq,
 		Groups: []event.GroupInfo{}, Told: now.Sub(s.toldAt).Seconds(), Ledger: s.status.Ledger, Balanced: s.status.Ledger.Balanced(), Resident: []TierInfo{},
 		Dialect: s.status.Dialect, Endpoint: s.status.Endpoint, Oddities: s.status.Counters,
-		Totals: s.totals, Pool: s.status.PoolSize, Stores: s.status.Stores, Hashes: s.status.HashScheme,
+		Totals: s.totals, Pool: s.status.PoolSize, Stores: s.status.Stores,
 		Digest: DigestInfo{Agreed: s.agreed, Differed: s.differed, Last: "not compared yet"},
 	}
 	info.State, info.Reason = x.state(s, now)
+	if s.recipe.Scheme != 0 {
+		info.Hashes = s.recipe.Scheme.String()
+	}
 	if s.status.Copies != 0 {
 		info.Copies = s.status.Copies.String()
 	}
