@@ -261,8 +261,11 @@ func TestStatusTravels(t *testing.T) {
 		Counters: []event.Counter{{Name: "unknown_key", Count: 2, Example: "origin"}}, Groups: cp.Groups, Withdrawn: true,
 		Contract: event.Contract{
 			Forms: []string{"map"}, Fields: []string{"BlockStored.block_hashes"}, Hashes: []string{"uint64"}, Media: []string{"GPU"},
-			Check: event.HashCheck{Scheme: "sha256", Seed: "0", Verified: 5, Differ: 1, Skipped: 2, Reason: "first difference in batch 3"},
+			Check: event.HashContract{
+				Verdict: event.HashesDiffer, Scheme: "sha256", Seed: "0", Keys: "tagged", Verified: 5, Differ: 1, Skipped: 2, Reason: "first difference in batch 3",
+			},
 		},
+		HashScheme: "sha256", HashSeed: "0",
 	}
 	payload, err := event.MarshalStatus(&want)
 	if err != nil {

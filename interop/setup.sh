@@ -2,6 +2,7 @@
 # Makes interop/.venv/NAME for each NAME given (default: new old): a bare venv with the few
 # libraries that vLLM's event code imports, and the files under test from the vLLM wheel.
 # "lmcache" and "lmcache-v0" are LMCache's remote store code instead, with the vLLM files of new, whose hashes it uses.
+# "sglang-hash" and "sglang" are SGLang's block hashes.
 # "all" also makes the releases whose wire form differs, which only golden.py needs.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -23,6 +24,7 @@ declare -A versions=(
   [dynamo]=1.6.1
   [dynamo-recorder]=0.9.1 # the last with a recorder of KV events
   [mooncake]=0.3.14     # the first wheel whose master has KV events
+  [sglang-hash]=0.5.13  # the page hash is still Python
 )
 sglangs=(sglang sglang-map sglang-salt sglang-array sglang-first)
 python=${PYTHON:-python3} # 3.11 or newer, with pip

@@ -61,6 +61,7 @@ FILES = (
     "sglang/srt/mem_cache/radix_cache.py",
     "sglang/srt/mem_cache/utils.py",
     "sglang/srt/utils/network.py",
+    "sglang/srt/mem_cache/utils.py",
 )
 
 

@@ -27,6 +27,7 @@ type engine struct {
 	told atomic.Pointer[event.Status] // the last status, for metrics
 
 	edge    edge
+	hashing hashing
 	decoder *Decoder
 	batch   event.Batch
 
@@ -53,6 +54,7 @@ func newEngine(s *Subscriber, cfg EngineConfig) *engine {
 		edge: edge{
 			keepTokens: s.cfg.KeepTokens, allowInvertible: s.cfg.AllowInvertible || s.cfg.HashKey != "", keyed: s.cfg.HashKey != "",
 		},
+		hashing: newHashing(&cfg),
 	}
 }
 
@@ -218,6 +220,7 @@ func (e *engine) execute(ctx context.Context, s feed, now time.Time, actions []r
 func (e *engine) newLife(now time.Time) {
 	e.epoch = max(e.epoch+1, event.Epoch(now.UnixMilli()))
 	e.set.Reset()
+	e.hashing.verifier.Reset()
 	e.ledger = event.Ledger{}
 	e.checkpoint(now)
 }
@@ -244,6 +247,7 @@ func (e *engine) apply(ctx context.Context, now time.Time, a *recovery.Action) {
 	}
 	e.breaches.time(b)
 	for i := range b.Events {
+		e.hashing.verifier.Observe(b.First, &b.Events[i])
 		e.edge.enter(&b.Events[i])
 	}
 	e.set.Judge(b)
@@ -359,6 +363,7 @@ func (e *engine) status(now time.Time) *event.Status {
 	if e.cfg.AsSet {
 		st.Copies = event.CopiesUnknown
 	}
+	e.hashing.tell(st)
 	st.State, st.Reason = e.machine.State(now)
 	if e.refused != "" {
 		st.Reason = cmp.Or(st.Reason, "not heard any more") + ": " + e.refused

@@ -337,13 +337,14 @@ func TestPromptTextStopsAtTheEdge(t *testing.T) {
 }
 
 func TestParseEngine(t *testing.T) {
-	got, err := subscriber.ParseEngine("zmq+tcp://10.0.0.5:5557,replay=tcp://10.0.0.5:6557,model=org/m,instance=pod-3,ranks=2,topic=kv@,report=full,pool=100")
+	got, err := subscriber.ParseEngine("zmq+tcp://10.0.0.5:5557,replay=tcp://10.0.0.5:6557,model=org/m,instance=pod-3,ranks=2,topic=kv@,report=full,pool=100,hash=xxhash,hash-seed=7")
 	if err != nil {
 		t.Fatal(err)
 	}
 	first := subscriber.EngineConfig{
 		Source:   event.Source{Cluster: event.DefaultCluster, Model: "org/m", Instance: "pod-3", Origin: event.Engine},
 		Endpoint: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:6557", Topic: "kv@", Dialect: subscriber.AnyDialect, AsSet: true, PoolSize: 100,
+		Hash: "xxhash", HashSeed: "7",
 	}
 	second := first
 	second.Source.Rank, second.Endpoint, second.Replay = 1, "tcp://10.0.0.5:5558", "tcp://10.0.0.5:6558"
@@ -363,6 +364,9 @@ func TestParseEngine(t *testing.T) {
 		"trtllm+http://u:p@h:1/x,model=m":                         {"want trtllm+http"},
 		"dynamo+file:///f,model=m":                                {"block is missing"},
 		"dynamo+file:///f,model=m,block=16,ranks=2":               {"for engines with sockets"},
+		"zmq+tcp://h:1,model=m,hash=md5":                          {`hash scheme "md5"`, "sha256_cbor"},
+		"zmq+tcp://h:1,model=m,hash=xxhash":                       {"random unless PYTHONHASHSEED is set"},
+		"zmq+tcp://h:1,model=m,hash-seed=root:":                   {"hash-seed", "want 1 to 32"},
 	} {
 		_, err := subscriber.ParseEngine(text)
 		for _, want := range wants {

@@ -27,12 +27,15 @@ type EngineConfig struct {
 	BlockSize uint32
 	Worker    string // Dynamo's worker_id; empty = the first that a recording names
 	Curve     string // file of keys, where the engine's sockets are protected with CURVE; empty = they are open
+	Hash      string // how the engine names its blocks (event/enginehash); empty = found from its runs with tokens
+	HashSeed  string // its PYTHONHASHSEED, or root: and its root hash; empty = not told
 }
 
 // ParseEngine reads an engine as the --engine flag has it, one configuration a rank:
 //
 //	zmq+tcp://host:5557,model=NAME[,replay=tcp://host:5558][,instance=NAME][,cluster=NAME][,rank=0][,ranks=1]
 //	                   [,topic=PREFIX][,dialect=NAME][,report=new|full][,pool=BLOCKS][,block=TOKENS][,curve=FILE]
+//	                   [,hash=SCHEME][,hash-seed=SEED]
 //	trtllm+http://host:8000/kv_cache_events,model=NAME…    TensorRT-LLM's event buffer, pulled
 //	dynamo+file:///path,model=NAME,block=TOKENS[,worker=ID]…           what Dynamo's recorder writes
 //
@@ -53,6 +56,9 @@ func ParseEngine(text string) ([]EngineConfig, error) {
 	}
 	if cfg.Source.Model == "" {
 		p.fail("model is missing: add model=NAME, as the engine serves it")
+	}
+	if err := checkHashing(&cfg); err != nil {
+		p.fail("%w", err)
 	}
 	if cfg.Source.Instance == "" {
 		_, cfg.Source.Instance, _ = strings.Cut(cfg.Endpoint, "://")
@@ -160,8 +166,12 @@ func (p *engineParser) option(name, value string) {
 			p.fail("report %q: want new or full", value)
 		}
 		p.cfg.AsSet = value == "full"
+	case "hash":
+		p.cfg.Hash = value
+	case "hash-seed":
+		p.cfg.HashSeed = value
 	default:
-		p.fail("%q: unknown; known are model, replay, instance, cluster, rank, ranks, topic, dialect, report, pool, block, worker and curve", name)
+		p.fail("%q: unknown; known are model, replay, instance, cluster, rank, ranks, topic, dialect, report, pool, block, worker, curve, hash and hash-seed", name)
 	}
 }
 

@@ -102,7 +102,7 @@ func (h *heard) findings(during time.Duration) []string {
 	if c := violations["more_copies_than_pool"]; c.Count > 0 {
 		say("%s", c.Example)
 	}
-	if st.Contract.Check.Differ > 0 {
+	if st.Contract.Check.Verdict == event.HashesDiffer && st.Contract.Check.Scheme != "" {
 		say("block hashes are not what its tokens give: %s", st.Contract.Check.Reason)
 	}
 	return all
@@ -170,10 +170,11 @@ func printContract(w io.Writer, st *event.Status) {
 	}
 	line("fields", "%s", byClass(c.Fields))
 	switch check := &c.Check; {
-	case check.Verified > 0:
-		line("hashes", "verified: %s, seed %q, %d blocks; %d differ, %d were not looked at", check.Scheme, check.Seed, check.Verified, check.Differ, check.Skipped)
+	case check.Scheme != "":
+		line("hashes", "%s: %s, seed %s: %d blocks as computed, %d not, %d not compared %s", check.Verdict, check.Scheme, check.Seed,
+			check.Verified, check.Differ, check.Skipped, check.Reason)
 	case check.Reason != "":
-		line("hashes", "not verified: %s", check.Reason)
+		line("hashes", "%s: %s", check.Verdict, check.Reason)
 	}
 	l := &st.Ledger
 	if l.Started {

@@ -46,7 +46,9 @@ func TestFindings(t *testing.T) {
 		"reports twice": {func(h *heard) {
 			h.report.Status.Counters = []event.Counter{{Name: "more_copies_than_pool", Count: 1, Example: "needs report=full"}}
 		}, []string{"report=full"}},
-		"hashes that differ":  {func(h *heard) { h.report.Status.Contract.Check = event.HashCheck{Differ: 1, Reason: "salt"} }, []string{"not what its tokens give"}},
+		"hashes that differ": {func(h *heard) {
+			h.report.Status.Contract.Check = event.HashContract{Verdict: event.HashesDiffer, Scheme: "sha256", Differ: 1, Reason: "salt"}
+		}, []string{"not what its tokens give"}},
 		"an event buffer off": {func(h *heard) { h.report.Connected, h.cfg.Endpoint = false, "file:///x" }, []string{"does not answer"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -73,7 +75,7 @@ func TestContractIsPrinted(t *testing.T) {
 		Contract: event.Contract{
 			Forms: []string{"map"}, Hashes: []string{"int64"}, Media: []string{"GPU"},
 			Fields: []string{"BlockStored.block_hashes", "BlockStored.medium", "BlockRemoved.block_hashes", "AllBlocksCleared"},
-			Check:  event.HashCheck{Scheme: "sglang", Verified: 12},
+			Check:  event.HashContract{Verdict: event.HashesVerified, Scheme: "sglang", Seed: "default", Verified: 12},
 		},
 		Ledger:   event.Ledger{Started: true, Last: 9, Live: 8, Lost: 2, Holes: []event.Hole{{First: 3, Last: 4, Reason: "no replay endpoint"}}},
 		Counters: []event.Counter{{Name: "parent_unknown", Count: 3, Example: "block 0a in batch 7"}},
@@ -81,7 +83,7 @@ func TestContractIsPrinted(t *testing.T) {
 	const want = `         dialect   sglang, map; hashes int64; media GPU
          group     0: 64 tokens a block, EAGLE
          fields    BlockStored: block_hashes medium; BlockRemoved: block_hashes; AllBlocksCleared
-         hashes    verified: sglang, seed "", 12 blocks; 0 differ, 0 were not looked at
+         hashes    verified: sglang, seed default: 12 blocks as computed, 0 not, 0 not compared 
          ledger    0 to 9: 8 live, 0 recovered, 0 held, 0 asked, 2 lost; 0 duplicates, 0 malformed
          lost      3 to 4: no replay endpoint
          odd       parent_unknown, 3 times; the first: block 0a in batch 7

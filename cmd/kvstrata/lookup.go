@@ -134,6 +134,9 @@ func printAnswer(out io.Writer, answer *prefix.Answer) error {
 		for _, t := range m.Tiers {
 			tiers = append(tiers, fmt.Sprintf("%s %d", t.Tier, t.Blocks))
 		}
+		if m.MatchedBy == "engine_hash" {
+			tiers = append(tiers, "some by engine hash")
+		}
 		fmt.Fprintf(w, "%v\t%v\t%d\t%d of %d\t%d\t%s\n", m.Source, m.State, m.Tokens, m.Blocks, m.BlockSize, m.DeviceTokens, strings.Join(tiers, ", "))
 		if m.Reach != nil {
 			var from []string

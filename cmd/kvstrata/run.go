@@ -19,7 +19,7 @@ type runCmd struct {
 	insecureFlag
 
 	Roles   []string `help:"Roles of this process: subscriber, prefix, history, web, store." default:"subscriber,prefix,history,web" env:"KVSTRATA_ROLES"`
-	Engine  []string `help:"An engine, repeated: zmq+tcp://host:5557,model=NAME[,replay=tcp://host:5558][,instance=NAME][,rank=0][,ranks=1][,topic=PREFIX][,dialect=NAME][,report=new|full][,pool=BLOCKS][,curve=FILE]; or trtllm+http://…, dynamo+file://…: docs/configuration.md." sep:"none" placeholder:"ENGINE" env:"KVSTRATA_ENGINE"`
+	Engine  []string `help:"An engine, repeated: zmq+tcp://host:5557,model=NAME[,replay=tcp://host:5558][,instance=NAME][,rank=0][,ranks=1][,topic=PREFIX][,dialect=NAME][,report=new|full][,pool=BLOCKS][,curve=FILE][,hash=SCHEME][,hash-seed=SEED]; or trtllm+http://…, dynamo+file://…: docs/configuration.md." sep:"none" placeholder:"ENGINE" env:"KVSTRATA_ENGINE"`
 	Engines string   `help:"A file of engines, one a line." type:"path" env:"KVSTRATA_ENGINES"`
 	Data    string   `help:"Folder of the embedded NATS server and the embedded ClickHouse engine; kept." type:"path" placeholder:"DIR" env:"KVSTRATA_DATA"`
 }

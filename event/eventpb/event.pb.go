@@ -737,6 +737,8 @@ type Status struct {
 	Counters      []*Counter             `protobuf:"bytes,14,rep,name=counters,proto3" json:"counters,omitempty"`
 	Groups        []*Group               `protobuf:"bytes,15,rep,name=groups,proto3" json:"groups,omitempty"`
 	Withdrawn     bool                   `protobuf:"varint,16,opt,name=withdrawn,proto3" json:"withdrawn,omitempty"`
+	HashScheme    string                 `protobuf:"bytes,17,opt,name=hash_scheme,json=hashScheme,proto3" json:"hash_scheme,omitempty"` // how the engine names its blocks: sha256 sha256_cbor xxhash xxhash_cbor sglang; empty = not known
+	HashSeed      string                 `protobuf:"bytes,18,opt,name=hash_seed,json=hashSeed,proto3" json:"hash_seed,omitempty"`       // PYTHONHASHSEED, or root:HEX
 	Contract      *Contract              `protobuf:"bytes,19,opt,name=contract,proto3" json:"contract,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -884,6 +886,20 @@ func (x *Status) GetWithdrawn() bool {
 	return false
 }
 
+func (x *Status) GetHashScheme() string {
+	if x != nil {
+		return x.HashScheme
+	}
+	return ""
+}
+
+func (x *Status) GetHashSeed() string {
+	if x != nil {
+		return x.HashSeed
+	}
+	return ""
+}
+
 func (x *Status) GetContract() *Contract {
 	if x != nil {
 		return x.Contract
@@ -971,12 +987,14 @@ func (x *Contract) GetCheck() *HashCheck {
 // HashCheck is what recomputing a source's block hashes from its tokens has found.
 type HashCheck struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Scheme        string                 `protobuf:"bytes,1,opt,name=scheme,proto3" json:"scheme,omitempty"`      // empty: none is known to explain them
-	Seed          string                 `protobuf:"bytes,2,opt,name=seed,proto3" json:"seed,omitempty"`          // of the scheme
-	Verified      uint64                 `protobuf:"varint,3,opt,name=verified,proto3" json:"verified,omitempty"` // blocks whose hash was recomputed, and equal
-	Differ        uint64                 `protobuf:"varint,4,opt,name=differ,proto3" json:"differ,omitempty"`     // and not equal
-	Skipped       uint64                 `protobuf:"varint,5,opt,name=skipped,proto3" json:"skipped,omitempty"`   // blocks that were not looked at, or can't be recomputed
-	Reason        string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	Verdict       uint32                 `protobuf:"varint,1,opt,name=verdict,proto3" json:"verdict,omitempty"`   // 0 not told 1 unknown 2 verified 3 differs
+	Scheme        string                 `protobuf:"bytes,2,opt,name=scheme,proto3" json:"scheme,omitempty"`      // empty: none is known to explain them
+	Seed          string                 `protobuf:"bytes,3,opt,name=seed,proto3" json:"seed,omitempty"`          // which one: default, 0, random, configured
+	Keys          string                 `protobuf:"bytes,4,opt,name=keys,proto3" json:"keys,omitempty"`          // how extra keys enter the hash: plain or tagged
+	Verified      uint64                 `protobuf:"varint,5,opt,name=verified,proto3" json:"verified,omitempty"` // blocks whose hash is the computed one
+	Differ        uint64                 `protobuf:"varint,6,opt,name=differ,proto3" json:"differ,omitempty"`     // blocks whose hash is not
+	Skipped       uint64                 `protobuf:"varint,7,opt,name=skipped,proto3" json:"skipped,omitempty"`   // blocks that were not compared
+	Reason        string                 `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1011,6 +1029,13 @@ func (*HashCheck) Descriptor() ([]byte, []int) {
 	return file_event_eventpb_event_proto_rawDescGZIP(), []int{7}
 }
 
+func (x *HashCheck) GetVerdict() uint32 {
+	if x != nil {
+		return x.Verdict
+	}
+	return 0
+}
+
 func (x *HashCheck) GetScheme() string {
 	if x != nil {
 		return x.Scheme
@@ -1021,6 +1046,13 @@ func (x *HashCheck) GetScheme() string {
 func (x *HashCheck) GetSeed() string {
 	if x != nil {
 		return x.Seed
+	}
+	return ""
+}
+
+func (x *HashCheck) GetKeys() string {
+	if x != nil {
+		return x.Keys
 	}
 	return ""
 }
@@ -1634,7 +1666,7 @@ const file_event_eventpb_event_proto_rawDesc = "" +
 	"\aCounter\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x18\n" +
-	"\aexample\x18\x03 \x01(\tR\aexample\"\x97\x04\n" +
+	"\aexample\x18\x03 \x01(\tR\aexample\"\xd5\x04\n" +
 	"\x06Status\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x14\n" +
 	"\x05fence\x18\x02 \x01(\x04R\x05fence\x12\x10\n" +
@@ -1652,21 +1684,26 @@ const file_event_eventpb_event_proto_rawDesc = "" +
 	"\x06stores\x18\r \x03(\tR\x06stores\x126\n" +
 	"\bcounters\x18\x0e \x03(\v2\x1a.kvstrata.event.v1.CounterR\bcounters\x120\n" +
 	"\x06groups\x18\x0f \x03(\v2\x18.kvstrata.event.v1.GroupR\x06groups\x12\x1c\n" +
-	"\twithdrawn\x18\x10 \x01(\bR\twithdrawn\x127\n" +
+	"\twithdrawn\x18\x10 \x01(\bR\twithdrawn\x12\x1f\n" +
+	"\vhash_scheme\x18\x11 \x01(\tR\n" +
+	"hashScheme\x12\x1b\n" +
+	"\thash_seed\x18\x12 \x01(\tR\bhashSeed\x127\n" +
 	"\bcontract\x18\x13 \x01(\v2\x1b.kvstrata.event.v1.ContractR\bcontract\"\x9a\x01\n" +
 	"\bContract\x12\x14\n" +
 	"\x05forms\x18\x01 \x03(\tR\x05forms\x12\x16\n" +
 	"\x06fields\x18\x02 \x03(\tR\x06fields\x12\x16\n" +
 	"\x06hashes\x18\x03 \x03(\tR\x06hashes\x12\x14\n" +
 	"\x05media\x18\x04 \x03(\tR\x05media\x122\n" +
-	"\x05check\x18\x05 \x01(\v2\x1c.kvstrata.event.v1.HashCheckR\x05check\"\x9d\x01\n" +
-	"\tHashCheck\x12\x16\n" +
-	"\x06scheme\x18\x01 \x01(\tR\x06scheme\x12\x12\n" +
-	"\x04seed\x18\x02 \x01(\tR\x04seed\x12\x1a\n" +
-	"\bverified\x18\x03 \x01(\x04R\bverified\x12\x16\n" +
-	"\x06differ\x18\x04 \x01(\x04R\x06differ\x12\x18\n" +
-	"\askipped\x18\x05 \x01(\x04R\askipped\x12\x16\n" +
-	"\x06reason\x18\x06 \x01(\tR\x06reason\"\xb9\x04\n" +
+	"\x05check\x18\x05 \x01(\v2\x1c.kvstrata.event.v1.HashCheckR\x05check\"\xcb\x01\n" +
+	"\tHashCheck\x12\x18\n" +
+	"\averdict\x18\x01 \x01(\rR\averdict\x12\x16\n" +
+	"\x06scheme\x18\x02 \x01(\tR\x06scheme\x12\x12\n" +
+	"\x04seed\x18\x03 \x01(\tR\x04seed\x12\x12\n" +
+	"\x04keys\x18\x04 \x01(\tR\x04keys\x12\x1a\n" +
+	"\bverified\x18\x05 \x01(\x04R\bverified\x12\x16\n" +
+	"\x06differ\x18\x06 \x01(\x04R\x06differ\x12\x18\n" +
+	"\askipped\x18\a \x01(\x04R\askipped\x12\x16\n" +
+	"\x06reason\x18\b \x01(\tR\x06reason\"\xb9\x04\n" +
 	"\x10CheckpointHeader\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x14\n" +

@@ -83,7 +83,15 @@ export interface SourceReport {
     fields?: string[];
     hashes?: string[];
     media?: string[];
-    check?: { scheme?: string; seed?: string; verified: number; differ: number; skipped: number; reason?: string };
+    check?: {
+      verdict: string;
+      scheme?: string;
+      seed?: string;
+      verified: number;
+      differ: number;
+      skipped: number;
+      reason?: string;
+    };
   };
   groups?: { group: number; block_size: number; spec_kind?: string; sliding_window?: number; eagle?: boolean }[] | null;
   oddities?: { name: string; count: number; example?: string }[];

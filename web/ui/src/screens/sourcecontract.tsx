@@ -89,11 +89,11 @@ type Check = NonNullable<NonNullable<SourceReport["contract"]>["check"]>;
 
 /** What recomputing block hashes has found. */
 export function checked(check: Check | undefined): string {
-  if (!check || (check.verified === 0 && !check.reason)) {
-    return "not recomputed";
+  if (!check) {
+    return "not compared";
   }
-  if (check.differ > 0 || check.verified === 0) {
-    return check.reason ?? `${count(check.differ)} differ`;
+  if (check.verdict === "verified") {
+    return `verified: ${check.scheme}, seed ${check.seed}`;
   }
-  return `verified: ${check.scheme}, ${count(check.verified)} blocks`;
+  return check.reason || check.verdict;
 }
