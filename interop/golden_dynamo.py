@@ -200,6 +200,13 @@ def tree():
         radix.apply_event(worker, json.dumps(event).encode())
     for number, text in enumerate(sorted(radix.dump_tree_as_events())):
         yield entry(f"dump-{number}", "tree", text)
+    # Nothing here sends a start position or the other domain; Dynamo's tree reads them, though.
+    data = {"stored": {"parent_hash": 101, "start_position": 2, "blocks": [last]}}
+    event = {"event_id": 3, "data": data, "dp_rank": 0}
+    radix.apply_event(7, json.dumps(event).encode())
+    router = {"worker_id": 7, "storage_tier": "external", "residency_domain": "cache_owner"}
+    text = json.dumps({**router, "event": event}, separators=(",", ":"))
+    yield entry("stored-start-position", "reference", text)
 
 
 async def record(server) -> list:
