@@ -255,7 +255,7 @@ def main() -> int:
     command = [HERE / ".venv" / "lmcache" / "bin" / "python", __file__, "--emit"]
     # Python's own hash, of which LMCache's builtin algorithm is made, needs a seed.
     env = {**os.environ, "PYTHONHASHSEED": "0"}
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=env).stdout
+    said = subprocess.run(command, check=True, capture_output=True, env=env).stdout
     entries = json.loads(said)
     text = "[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n"
     if not args.check:

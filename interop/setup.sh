@@ -2,8 +2,10 @@
 # Makes interop/.venv/NAME for each NAME given (default: new old): a bare venv with the few
 # libraries that vLLM's event code imports, and the files under test from the vLLM wheel.
 # "lmcache" and "lmcache-v0" are LMCache's remote store code instead, with the vLLM files of new, whose hashes it uses.
-# "sglang-hash" and "sglang" are SGLang's block hashes.
-# "all" also makes the releases whose wire form differs, which only golden.py needs.
+# "sglang-hash" is the last SGLang whose page hash is Python.
+# "sglangs" are SGLang's event code and radix cache, in the releases whose wire form differs; "dynamo" and "dynamo-recorder"
+# are Dynamo's Python module; "mooncake" is Mooncake's master and client. "all" also makes the releases of vLLM whose wire
+# form differs, which only the golden scripts need.
 set -euo pipefail
 cd "$(dirname "$0")"
 

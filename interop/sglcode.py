@@ -48,7 +48,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if name.partition(".")[0] != "sglang":
             return None
         file = SITE / (name.replace(".", "/") + ".py")
-        if file.exists():
+        if file.exists() and not name.endswith(".native_hash"):  # which would be built when it is called
             return importlib.util.spec_from_file_location(name, file)
         return importlib.util.spec_from_loader(name, self, is_package=True)
 
