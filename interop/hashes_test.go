@@ -31,8 +31,8 @@ type hashAnswer struct {
 	Keys    []string
 }
 
-// ask has vLLM hash a request.
-func (p *python) ask(r *hashRequest) (a hashAnswer) {
+// hash has vLLM hash a request.
+func (p *python) hash(r *hashRequest) (a hashAnswer) {
 	p.t.Helper()
 	p.write(r)
 	p.read(&a)
@@ -96,7 +96,7 @@ func TestHashesOfRandomRequests(t *testing.T) {
 		for _, algo := range []string{"sha256", "sha256_cbor", "xxhash", "xxhash_cbor"} {
 			for range 150 {
 				r := drawHashRequest(rng, algo)
-				a := p.ask(r)
+				a := p.hash(r)
 				blocks += len(a.Digests)
 				keyed += compareHashes(t, v, r, &a)
 				if t.Failed() {
@@ -172,7 +172,7 @@ func TestPromptsFindBlocksWithoutTokens(t *testing.T) {
 			t.Run(algo, func(t *testing.T) {
 				t.Parallel()
 				tokens := prompt(3, 6*16)
-				a := v.start(t, "hash_blocks.py").ask(&hashRequest{Algo: algo, Seed: "0", BlockSize: 16, Tokens: tokens})
+				a := v.start(t, "hash_blocks.py").hash(&hashRequest{Algo: algo, Seed: "0", BlockSize: 16, Tokens: tokens})
 				e := startVLLM(t, v, args{})
 				r := newRig(t)
 				r.listen(quiet(), e)

@@ -75,7 +75,7 @@ func (d *Decoder) dynamoStored(raw []byte, tier event.Tier) error {
 	var parent *jsonHash
 	var blocks []struct {
 		Hash  jsonHash `json:"block_hash"`
-		Local jsonHash `json:"tokens_hash"`
+		Local uint64   `json:"tokens_hash"`
 	}
 	stored, err := d.object(raw, "stored", "parent_hash", "start_position", "blocks")
 	if err == nil {
@@ -87,12 +87,12 @@ func (d *Decoder) dynamoStored(raw []byte, tier event.Tier) error {
 	d.sight.any = true
 	ev := event.Event{Kind: event.Stored, Tier: tier, Group: event.NoGroup, LoRAID: event.NoLoRAID, BlockSize: d.cfg.BlockSize}
 	if parent != nil {
-		ev.HasParent, ev.Parent = true, event.IntHash(uint64(*parent))
+		ev.HasParent, ev.Parent = true, parent.BlockHash
 	}
 	hashes := make([]jsonHash, len(blocks))
 	ev.Locals = make([]uint64, len(blocks))
 	for i, b := range blocks {
-		hashes[i], ev.Locals[i] = b.Hash, uint64(b.Local)
+		hashes[i], ev.Locals[i] = b.Hash, b.Local
 	}
 	ev.Blocks = d.jsonBlocks(hashes)
 	d.events = append(d.events, ev)

@@ -164,6 +164,13 @@ func appendMinimal(dst, value []byte, depth int) (out, rest []byte, err error) {
 			dst, rest, err = appendMinimal(dst, rest, depth+1)
 		}
 		return dst, rest, err
+	case msgp.MapType:
+		n, rest, err := msgp.ReadMapHeaderBytes(value)
+		dst = msgp.AppendMapHeader(dst, n)
+		for i := uint64(0); i < 2*uint64(n) && err == nil; i++ {
+			dst, rest, err = appendMinimal(dst, rest, depth+1)
+		}
+		return dst, rest, err
 	default:
 		return dst, nil, errKeyType
 	}

@@ -1,6 +1,7 @@
 package subscriber
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"slices"
@@ -72,23 +73,28 @@ func jsonError(path string, err error) error {
 	}
 }
 
-// jsonHash is a block hash in JSON: an integer of either sign, or the same in quotes.
-type jsonHash uint64
+// jsonHash is a block hash in JSON: an integer of either sign, or bytes in hexadecimal, in quotes.
+type jsonHash struct{ event.BlockHash }
 
-var errNoHash = errors.New("no integer of 64 bits")
+var errNoHash = errors.New("neither an integer of 64 bits nor bytes in hexadecimal")
 
 // UnmarshalJSON reads a hash.
-func (h *jsonHash) UnmarshalJSON(raw []byte) error {
-	text := strings.Trim(string(raw), `"`)
-	if n, err := strconv.ParseUint(text, 10, 64); err == nil {
-		*h = jsonHash(n)
+func (h *jsonHash) UnmarshalJSON(raw []byte) (err error) {
+	if text, quoted := bytes.CutPrefix(raw, []byte{'"'}); quoted {
+		if h.BlockHash, err = event.ParseBlockHash(string(bytes.TrimSuffix(text, []byte{'"'}))); err != nil {
+			return errNoHash // without the value
+		}
 		return nil
 	}
-	n, err := strconv.ParseInt(text, 10, 64)
+	n, err := strconv.ParseUint(string(raw), 10, 64)
 	if err != nil {
-		return errNoHash
+		signed, err := strconv.ParseInt(string(raw), 10, 64)
+		if err != nil {
+			return errNoHash
+		}
+		n = uint64(signed)
 	}
-	*h = jsonHash(n)
+	h.BlockHash = event.IntHash(n)
 	return nil
 }
 
@@ -96,8 +102,12 @@ func (h *jsonHash) UnmarshalJSON(raw []byte) error {
 func (d *Decoder) jsonBlocks(hashes []jsonHash) []event.Block {
 	blocks := make([]event.Block, len(hashes))
 	for i, h := range hashes {
-		d.sight.number(uint64(h), false)
-		blocks[i] = event.Block{Hash: event.IntHash(uint64(h)), Copies: -1, Age: -1}
+		if n, ok := h.Int(); ok {
+			d.sight.number(n, false)
+		} else {
+			d.sight.bytes(h.Len())
+		}
+		blocks[i] = event.Block{Hash: h.BlockHash, Copies: -1, Age: -1}
 	}
 	return blocks
 }

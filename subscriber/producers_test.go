@@ -166,3 +166,163 @@ func TestLMCacheGolden(t *testing.T) {
 		}
 	}
 }
+
+// trtEvent is the meaning of an event of testdata/trtllm/reference.json, which was made by hand after TensorRT-LLM's sources.
+type trtEvent struct {
+	Kind   string
+	Rank   *int32 `json:"dp_rank"`
+	Window int32  `json:"window_size"`
+	Layers *int32 `json:"layer_group"`
+	Hashes []goldenJSONHash
+	Parent *goldenJSONHash
+	Tokens [][]uint32
+	Levels []int
+	Salts  []*string
+	Old    *int `json:"level_old"`
+	New    *int `json:"level_new"`
+}
+
+// goldenJSONHash is a hash as JSON has it: an integer, or bytes in hexadecimal.
+type goldenJSONHash struct{ event.BlockHash }
+
+func (h *goldenJSONHash) UnmarshalJSON(text []byte) (err error) {
+	var s string
+	if json.Unmarshal(text, &s) == nil {
+		h.BlockHash, err = event.ParseBlockHash(s)
+		return err
+	}
+	var n uint64
+	err = json.Unmarshal(text, &n)
+	h.BlockHash = event.IntHash(n)
+	return err
+}
+
+// want returns the events that one of TensorRT-LLM's must give, tokens and salts apart.
+func (e *trtEvent) want() (events []event.Event) {
+	tiers := []event.Tier{event.GPU, event.CPU}
+	group := event.Group(e.Window)
+	if e.Layers != nil {
+		group = event.Group(*e.Layers)
+	}
+	add := func(kind event.Kind, tier event.Tier, hashes ...goldenJSONHash) *event.Event {
+		ev := event.Event{Kind: kind, Tier: tier, Group: group, LoRAID: event.NoLoRAID}
+		for _, h := range hashes {
+			ev.Blocks = append(ev.Blocks, event.Block{Hash: h.BlockHash, Copies: -1, Age: -1})
+		}
+		events = append(events, ev)
+		return &events[len(events)-1]
+	}
+	switch e.Kind {
+	case "stored":
+		ev := add(event.Stored, tiers[e.Levels[0]], e.Hashes...)
+		for _, block := range e.Tokens {
+			ev.Tokens, ev.BlockSize = append(ev.Tokens, block...), uint32(len(block))
+		}
+		if e.Parent != nil {
+			ev.HasParent, ev.Parent = true, e.Parent.BlockHash
+		}
+		if e.Salts[0] != nil {
+			ev.Salt = *e.Salts[0]
+		}
+	case "removed":
+		for _, h := range e.Hashes {
+			add(event.Evicted, event.AnyTier, h)
+		}
+	case "updated":
+		if e.Old == nil || *e.Old == *e.New {
+			return nil
+		}
+		add(event.Evicted, tiers[*e.Old], e.Hashes...)
+		add(event.Stored, tiers[*e.New], e.Hashes...)
+		if *e.New < *e.Old {
+			add(event.Loaded, tiers[*e.New], e.Hashes...).Load.From = tiers[*e.Old]
+		}
+	}
+	return events
+}
+
+func TestTensorRTReference(t *testing.T) {
+	text, err := os.ReadFile("testdata/trtllm/reference.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var entries []struct {
+		Name, Form, Text string
+		Events           []trtEvent
+	}
+	if err := json.Unmarshal(text, &entries); err != nil {
+		t.Fatal(err)
+	}
+	d, checked := subscriber.NewDecoder(subscriber.DecoderConfig{}), 0
+	for _, e := range entries {
+		if e.Form != "json" {
+			continue
+		}
+		t.Run(e.Name, func(t *testing.T) {
+			var list []json.RawMessage
+			if json.Unmarshal([]byte(e.Text), &list) != nil {
+				list = []json.RawMessage{json.RawMessage(e.Text)}
+			}
+			if len(list) != len(e.Events) {
+				t.Fatalf("%d events in the text, %d meant", len(list), len(e.Events))
+			}
+			for i, raw := range list {
+				want := event.Batch{Rank: -1, Events: e.Events[i].want()}
+				if e.Events[i].Rank != nil {
+					want.Rank = *e.Events[i].Rank
+				}
+				var got event.Batch
+				if err := d.Decode(raw, &got); err != nil {
+					t.Fatalf("%s: %v", raw, err)
+				}
+				for j := range got.Events { // keys and adapters have tests of their own
+					got.Events[j].ExtraKeys, got.Events[j].LoRAID = nil, event.NoLoRAID
+				}
+				if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+					t.Errorf("%s\n-want +got\n%s", raw, diff)
+				}
+				checked++
+			}
+		})
+	}
+	if odd := d.Oddities(); len(odd) > 0 || d.Dialect() != subscriber.DialectTensorRT || checked < 15 {
+		t.Errorf("dialect %v, %d events, oddities %+v", d.Dialect(), checked, odd)
+	}
+}
+
+// TensorRT-LLM's stream is vLLM's, with signed hashes; where an image stands a token can be text, and then its run has no names.
+func TestTensorRTStreaming(t *testing.T) {
+	text, err := os.ReadFile("testdata/trtllm/reference.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var entries []struct{ Name, Form, Hex string }
+	if err := json.Unmarshal(text, &entries); err != nil {
+		t.Fatal(err)
+	}
+	d := subscriber.NewDecoder(subscriber.DecoderConfig{})
+	for _, e := range entries {
+		if e.Form != "map" {
+			continue
+		}
+		var b event.Batch
+		if err := d.Decode(unhex(e.Hex), &b); err != nil {
+			t.Errorf("%s: %v", e.Name, err)
+			continue
+		}
+		ev := &b.Events[0]
+		switch e.Name {
+		case "streaming-stored-text-token":
+			if len(ev.Blocks) != 2 || ev.Tokens != nil {
+				t.Errorf("%s: %d blocks, tokens %v", e.Name, len(ev.Blocks), ev.Tokens)
+			}
+		case "streaming-stored-mm":
+			if len(ev.ExtraKeys) != 2 || len(ev.ExtraKeys[0]) < 10 {
+				t.Errorf("%s: extra keys %v", e.Name, ev.ExtraKeys)
+			}
+		}
+	}
+	if odd := d.Oddities(); d.Dialect() != subscriber.DialectTensorRT || len(odd) != 1 || odd[0].Name != "tokens that are text" {
+		t.Errorf("dialect %v, oddities %+v", d.Dialect(), odd)
+	}
+}

@@ -21,11 +21,33 @@ var trtLevels = []event.Tier{event.GPU, event.CPU, event.Disk}
 type trtBlock struct {
 	Hash   jsonHash `json:"block_hash"`
 	Tokens []struct {
-		ID    uint32 `json:"token_id"`
-		Extra uint64 `json:"token_extra_id"`
+		ID    trtToken `json:"token_id"`
+		Extra uint64   `json:"token_extra_id"`
 	} `json:"tokens"`
 	Level int               `json:"cache_level"`
 	Keys  []json.RawMessage `json:"mm_keys"`
+	Salt  string            `json:"cache_salt"`
+	LoRA  *int64            `json:"lora_id"`
+}
+
+// trtToken is a token id, or, where an image stands, text.
+type trtToken struct {
+	id   uint32
+	text bool
+}
+
+// UnmarshalJSON reads a token.
+func (t *trtToken) UnmarshalJSON(raw []byte) error {
+	if t.text = len(raw) > 0 && raw[0] == '"'; t.text {
+		return nil
+	}
+	return json.Unmarshal(raw, &t.id)
+}
+
+// goesOn reports whether a block belongs to the run of the one before it.
+func (b *trtBlock) goesOn(last *trtBlock) bool {
+	return last != nil && b.Level == last.Level && len(b.Tokens) == len(last.Tokens) && b.Salt == last.Salt &&
+		(b.LoRA == nil) == (last.LoRA == nil) && (b.LoRA == nil || *b.LoRA == *last.LoRA)
 }
 
 // tensorRT reads one event of the event buffer.
@@ -78,7 +100,8 @@ func (d *Decoder) trtCreated(data jsonObject) error {
 	return nil
 }
 
-// trtStored takes a chain of blocks: runs of those that lie in one level and have as many tokens.
+// trtStored takes a chain of blocks: runs of those that are alike in all but hash and tokens. A run in which a token is text
+// has no tokens.
 func (d *Decoder) trtStored(data jsonObject, group event.Group) error {
 	var parent *jsonHash
 	var blocks []trtBlock
@@ -87,6 +110,8 @@ func (d *Decoder) trtStored(data jsonObject, group event.Group) error {
 	}
 	d.sight.any = true
 	var ev *event.Event
+	var last *trtBlock
+	text := false
 	for i := range blocks {
 		b := &blocks[i]
 		tier, err := d.trtTier(b.Level)
@@ -94,26 +119,37 @@ func (d *Decoder) trtStored(data jsonObject, group event.Group) error {
 			return err
 		}
 		hash := d.jsonBlocks([]jsonHash{b.Hash})[0]
-		if ev == nil || ev.Tier != tier || int(ev.BlockSize) != len(b.Tokens) {
-			next := event.Event{Kind: event.Stored, Tier: tier, Group: group, LoRAID: event.NoLoRAID, BlockSize: uint32(len(b.Tokens))}
+		if !b.goesOn(last) {
+			next := event.Event{
+				Kind: event.Stored, Tier: tier, Group: group, LoRAID: event.NoLoRAID, BlockSize: uint32(len(b.Tokens)), Salt: b.Salt,
+			}
+			if b.LoRA != nil {
+				next.LoRAID = *b.LoRA
+			}
 			switch {
 			case ev != nil:
 				next.HasParent, next.Parent = true, ev.Blocks[len(ev.Blocks)-1].Hash
 			case parent != nil:
-				next.HasParent, next.Parent = true, event.IntHash(uint64(*parent))
+				next.HasParent, next.Parent = true, parent.BlockHash
 			}
 			d.events = append(d.events, next)
-			ev = &d.events[len(d.events)-1]
+			ev, text = &d.events[len(d.events)-1], false
 		}
+		last = b
 		ev.Blocks = append(ev.Blocks, hash)
 		var extra []uint64
 		for _, t := range b.Tokens {
-			ev.Tokens = append(ev.Tokens, t.ID)
+			ev.Tokens = append(ev.Tokens, t.ID.id)
+			text = text || t.ID.text
 			if t.Extra != 0 {
 				extra = append(extra, t.Extra)
 			}
 		}
 		ev.ExtraKeys = append(ev.ExtraKeys, trtExtraKeys(extra, b.Keys))
+		if text { // what stands there is no token that a prompt could be looked up by
+			ev.Tokens = nil
+			d.odd("tokens that are text", "", nil)
+		}
 	}
 	return nil
 }

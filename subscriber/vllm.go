@@ -319,10 +319,35 @@ func (d *Decoder) tokenIDs(ev *event.Event) {
 		d.tokenPairs(ev, n)
 		return
 	}
+	start := r.at
 	ev.Tokens = d.tokens.take(n, r.left())
 	if done := r.tokens(ev.Tokens); done < n {
+		if d.textAmongTokens(start, n) {
+			ev.Tokens = nil
+			return
+		}
 		d.place.item = done
 	}
+}
+
+// textAmongTokens passes over n tokens one of which is text: TensorRT-LLM has some where an image stands, and then the run has no
+// tokens that a prompt could be looked up by. It reports false, and leaves the failure, where something else is wrong.
+func (d *Decoder) textAmongTokens(start, n int) bool {
+	r := &d.r
+	ahead := reader{buf: r.buf, at: r.offset}
+	if s, _ := ahead.next(); s != shapeStr {
+		return false
+	}
+	ahead = reader{buf: r.buf, at: start}
+	for range n {
+		ahead.skip()
+	}
+	if ahead.failed {
+		return false
+	}
+	*r = ahead
+	d.odd("tokens that are text", "", nil)
+	return true
 }
 
 // hashes reads a run's block hashes. Most are integers of 64 bits, which the loop reads itself.
