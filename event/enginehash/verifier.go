@@ -275,8 +275,8 @@ func (v *Verifier) matches(s Scheme, parent Digest, ev *event.Event, i int, toke
 	if v.blockKeys(s, ev, i) != nil {
 		return false
 	}
-	_, _, ok := v.try(s, parent, ev.Blocks[i].Hash, tokens)
-	return ok
+	_, _, found := v.try(s, parent, ev.Blocks[i].Hash, tokens)
+	return found == explained
 }
 
 // blockKeys reads the extra keys of block i of a run into v.keys. What SGLang's events have of them is in its root.
@@ -302,8 +302,17 @@ func (v *Verifier) blockKeys(s Scheme, ev *event.Event, i int) (err error) {
 	return nil
 }
 
+// finding is what comes of hashing one block.
+type finding uint8
+
+const (
+	unhashable  finding = iota // it can't be hashed in any way that is open
+	unexplained                // it has another hash
+	explained
+)
+
 // try hashes one block with the extra keys in v.keys, in every way that is open, until one gives the hash.
-func (v *Verifier) try(s Scheme, parent Digest, want event.BlockHash, tokens []uint32) (d Digest, form Form, ok bool) {
+func (v *Verifier) try(s Scheme, parent Digest, want event.BlockHash, tokens []uint32) (d Digest, form Form, found finding) {
 	forms := []Form{Plain, Tagged}
 	switch {
 	case len(v.keys) == 0 || v.form == Plain:
@@ -317,12 +326,16 @@ func (v *Verifier) try(s Scheme, parent Digest, want event.BlockHash, tokens []u
 				continue
 			}
 			d, err := v.hasher(s, form, same).Block(parent, tokens, v.keys)
-			if err == nil && s.Is(want, d) {
-				return d, form, true
+			switch {
+			case err != nil:
+			case s.Is(want, d):
+				return d, form, explained
+			default:
+				found = unexplained
 			}
 		}
 	}
-	return Digest{}, 0, false
+	return Digest{}, 0, found
 }
 
 func (v *Verifier) hasher(s Scheme, form Form, same bool) *Hasher {
@@ -338,6 +351,9 @@ func (v *Verifier) hasher(s Scheme, form Form, same bool) *Hasher {
 
 // hasTwins reports whether two multimodal items have one identifier. What counts as a salt may be an identifier, too.
 func hasTwins(keys []Key) bool {
+	if len(keys) > maxTwins {
+		return false
+	}
 	for i := range keys {
 		for j := range keys[:i] {
 			if keys[i].Text == keys[j].Text && keys[i].isItem() && keys[j].isItem() {
@@ -348,7 +364,12 @@ func hasTwins(keys []Key) bool {
 	return false
 }
 
+// maxTwins bounds how many extra keys are compared with one another.
+const maxTwins = 64
+
 func (k *Key) isItem() bool { return k.Kind == KeyItem || k.Kind == KeyIdentifier || k.Kind == KeySalt }
+
+const oddKeys = "extra keys of a kind that can't be hashed, or blocks too long for one frame of pickle"
 
 // compare hashes a run block by block, up to the first that differs.
 func (v *Verifier) compare(seq event.Seq, ev *event.Event, parent Digest) {
@@ -356,13 +377,18 @@ func (v *Verifier) compare(seq event.Seq, ev *event.Event, parent Digest) {
 	for i := range ev.Blocks {
 		left := uint64(len(ev.Blocks) - i)
 		if err := v.blockKeys(s, ev, i); err != nil {
-			v.note("extra keys of a kind that can't be hashed: " + describe(ev, v.keys))
+			v.note(oddKeys)
 			v.contract.Skipped += left
 			return
 		}
 		h := ev.Blocks[i].Hash
-		d, form, ok := v.try(s, parent, h, ev.Tokens[i*size:(i+1)*size])
-		if !ok {
+		d, form, found := v.try(s, parent, h, ev.Tokens[i*size:(i+1)*size])
+		switch found {
+		case unhashable:
+			v.note(oddKeys)
+			v.contract.Skipped += left
+			return
+		case unexplained:
 			v.differs(seq, ev, left)
 			return
 		}

@@ -282,7 +282,10 @@ func TestVerifierSkips(t *testing.T) {
 		{"a placeholder", func(ev *event.Event) { ev.Tokens, ev.BlockSize = nil, 0 }, 2, "runs without tokens can't be compared"},
 		{"blocks that tokens do not fill", func(ev *event.Event) { ev.Tokens = ev.Tokens[1:] }, 2, "tokens that do not fill their blocks can't be compared"},
 		{"pairs of tokens", func(ev *event.Event) { ev.Eagle = true }, 2, "pairs of tokens (EAGLE) are not hashed here"},
-		{"exotic extra keys", func(ev *event.Event) { ev.ExtraKeys[1] = []byte{0x91, 0xc3} }, 1, "extra keys of a kind that can't be hashed: text run"},
+		{"exotic extra keys", func(ev *event.Event) { ev.ExtraKeys[1] = []byte{0x91, 0xc3} }, 1, "extra keys of a kind that can't be hashed, or blocks too long for one frame of pickle"},
+		{"a block too long", func(ev *event.Event) {
+			ev.Blocks, ev.BlockSize, ev.Tokens = ev.Blocks[:1], 1<<15, make([]uint32, 1<<15)
+		}, 1, "extra keys of a kind that can't be hashed, or blocks too long for one frame of pickle"},
 		{"an unknown parent", func(ev *event.Event) { ev.HasParent, ev.Parent = true, event.IntHash(7) }, 2, ""},
 		{"no STORED", func(ev *event.Event) { ev.Kind = event.Evicted }, 0, ""},
 		{"no blocks", func(ev *event.Event) { ev.Blocks = nil }, 0, ""},
