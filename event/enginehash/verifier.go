@@ -63,6 +63,7 @@ type hasherKey struct {
 	scheme Scheme
 	form   Form
 	same   bool
+	pairs  bool
 }
 
 // NewVerifier returns a verifier that has seen nothing. It refuses a seed that it can't read.
@@ -189,14 +190,20 @@ func (v *Verifier) fits(ev *event.Event) bool {
 	switch {
 	case len(ev.Tokens) == 0 || ev.BlockSize == 0:
 		v.note("runs without tokens can't be compared")
-	case ev.Eagle:
-		v.note("pairs of tokens (EAGLE) are not hashed here")
-	case len(ev.Tokens) != len(ev.Blocks)*int(ev.BlockSize):
+	case len(ev.Tokens) != (len(ev.Blocks)-1)*int(ev.BlockSize)+window(ev):
 		v.note("tokens that do not fill their blocks can't be compared")
 	default:
 		return true
 	}
 	return false
+}
+
+// window returns how many tokens a block's hash is made of.
+func window(ev *event.Event) int {
+	if ev.Eagle {
+		return int(ev.BlockSize) + 1
+	}
+	return int(ev.BlockSize)
 }
 
 // maxGroups bounds how many cache groups are told apart.
@@ -236,13 +243,12 @@ func (v *Verifier) detect(ev *event.Event) {
 	if v.credit < 1 {
 		return
 	}
-	size := int(ev.BlockSize)
 	if !ev.HasParent {
 		v.credit -= min(v.credit, 8) // about what trying all of them costs
 		for i := range v.candidates {
 			c := &v.candidates[i]
 			root, _ := c.start(ev.Salt)
-			if v.matches(c.Scheme, root, ev, 0, ev.Tokens[:size]) {
+			if v.matches(c.Scheme, root, ev, 0) {
 				v.found, v.rootless = c, false
 				return
 			}
@@ -263,7 +269,7 @@ func (v *Verifier) detect(ev *event.Event) {
 	}
 	for _, s := range Schemes() {
 		parent, whole := s.digestOf(before)
-		if whole && v.matches(s, parent, ev, at, ev.Tokens[at*size:(at+1)*size]) {
+		if whole && v.matches(s, parent, ev, at) {
 			v.found, v.rootless = &candidate{Recipe: Recipe{Scheme: s}}, true
 			return
 		}
@@ -271,11 +277,11 @@ func (v *Verifier) detect(ev *event.Event) {
 }
 
 // matches reports whether block i of a run has the hash that a scheme gives it, under any form of its extra keys.
-func (v *Verifier) matches(s Scheme, parent Digest, ev *event.Event, i int, tokens []uint32) bool {
+func (v *Verifier) matches(s Scheme, parent Digest, ev *event.Event, i int) bool {
 	if v.blockKeys(s, ev, i) != nil {
 		return false
 	}
-	_, _, found := v.try(s, parent, ev.Blocks[i].Hash, tokens)
+	_, _, found := v.try(s, parent, ev, i)
 	return found == explained
 }
 
@@ -311,8 +317,13 @@ const (
 	explained
 )
 
-// try hashes one block with the extra keys in v.keys, in every way that is open, until one gives the hash.
-func (v *Verifier) try(s Scheme, parent Digest, want event.BlockHash, tokens []uint32) (d Digest, form Form, found finding) {
+// try hashes block i of a run with the extra keys in v.keys, in every way that is open, until one gives the hash.
+func (v *Verifier) try(s Scheme, parent Digest, ev *event.Event, i int) (d Digest, form Form, found finding) {
+	if ev.Eagle && s != SGLang {
+		return Digest{}, 0, unhashable
+	}
+	start := i * int(ev.BlockSize)
+	tokens := ev.Tokens[start : start+window(ev)]
 	forms := []Form{Plain, Tagged}
 	switch {
 	case len(v.keys) == 0 || v.form == Plain:
@@ -325,10 +336,10 @@ func (v *Verifier) try(s Scheme, parent Digest, want event.BlockHash, tokens []u
 			if same && !hasTwins(v.keys) {
 				continue
 			}
-			d, err := v.hasher(s, form, same).Block(parent, tokens, v.keys)
+			d, err := v.hasher(hasherKey{s, form, same, ev.Eagle}).Block(parent, tokens, v.keys)
 			switch {
 			case err != nil:
-			case s.Is(want, d):
+			case s.Is(ev.Blocks[i].Hash, d):
 				return d, form, explained
 			default:
 				found = unexplained
@@ -338,12 +349,11 @@ func (v *Verifier) try(s Scheme, parent Digest, want event.BlockHash, tokens []u
 	return Digest{}, 0, found
 }
 
-func (v *Verifier) hasher(s Scheme, form Form, same bool) *Hasher {
-	k := hasherKey{s, form, same}
+func (v *Verifier) hasher(k hasherKey) *Hasher {
 	h := v.hashers[k]
 	if h == nil {
-		h = NewHasher(s, form)
-		h.SameObject = same
+		h = NewHasher(k.scheme, k.form)
+		h.SameObject, h.Pairs = k.same, k.pairs
 		v.hashers[k] = h
 	}
 	return h
@@ -369,23 +379,23 @@ const maxTwins = 64
 
 func (k *Key) isItem() bool { return k.Kind == KeyItem || k.Kind == KeyIdentifier || k.Kind == KeySalt }
 
-const oddKeys = "extra keys of a kind that can't be hashed, or blocks too long for one frame of pickle"
+const cantHash = "blocks that can't be hashed: extra keys of another kind, pairs of tokens (EAGLE) outside SGLang, or too long for one frame of pickle"
 
 // compare hashes a run block by block, up to the first that differs.
 func (v *Verifier) compare(seq event.Seq, ev *event.Event, parent Digest) {
-	s, size := v.found.Scheme, int(ev.BlockSize)
+	s := v.found.Scheme
 	for i := range ev.Blocks {
 		left := uint64(len(ev.Blocks) - i)
 		if err := v.blockKeys(s, ev, i); err != nil {
-			v.note(oddKeys)
+			v.note(cantHash)
 			v.contract.Skipped += left
 			return
 		}
 		h := ev.Blocks[i].Hash
-		d, form, found := v.try(s, parent, h, ev.Tokens[i*size:(i+1)*size])
+		d, form, found := v.try(s, parent, ev, i)
 		switch found {
 		case unhashable:
-			v.note(oddKeys)
+			v.note(cantHash)
 			v.contract.Skipped += left
 			return
 		case unexplained:
