@@ -111,6 +111,7 @@ func (v *Verifier) Recipe() (scheme, seed string, ok bool) {
 // Contract returns what is known by now.
 func (v *Verifier) Contract() event.HashContract {
 	c := v.contract
+	c.Reason = v.skip
 	if v.found != nil {
 		c.Scheme, c.Seed, c.Verdict = v.found.Scheme.String(), v.found.name, event.HashesVerified
 		if v.form != 0 {
@@ -118,15 +119,14 @@ func (v *Verifier) Contract() event.HashContract {
 		}
 		if v.rootless {
 			c.Seed = "unknown"
-			v.note("the root hash is unknown, so prompts can't be hashed: set PYTHONHASHSEED on the engines, or tell it")
+			c.Reason = "the root hash is unknown, so prompts can't be hashed: set PYTHONHASHSEED on the engine, or tell what it is"
 		}
 	}
-	c.Reason = v.skip
 	switch {
 	case v.found == nil && v.tried >= minTried:
 		c.Verdict = event.HashesDiffer
 		c.Reason = "block hashes match no known scheme: PYTHONHASHSEED is not set on a vLLM before #51875 or under an xxhash algorithm, " +
-			"or set to what was not told here"
+			"or set to what was not told here; or blocks are hashed at a smaller size than they have"
 		if v.isMixed() {
 			c.Reason = mixedGroups
 		}
