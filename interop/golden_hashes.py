@@ -192,20 +192,24 @@ def sglang_entries():
     prompt = list(range(1, 49))
     for name, size, tokens, salt in (
         ("pages-16", 16, prompt, None),
+        ("pairs", 16, [*prompt, 49], None),
         ("pages-1", 1, [0, 1, 2], None),
         ("borders", len(BORDERS), BORDERS, None),
         ("salt", 16, prompt, "salt-1"),
         ("salt-long", 16, prompt, "é" * 200),
     ):
-        digests = sgl.digests(tokens, size, salt)
+        pairs = name == "pairs"
+        units = list(zip(tokens, tokens[1:])) if pairs else tokens
+        digests = sgl.digests(units, size, salt)
         if digests is None:
-            continue  # this release has no salt
+            continue  # this release has no salt, or its pairs are hashed in C++
         yield {
             "name": name,
             "version": sgl.WHEEL_VERSION,
             "block_size": size,
             "tokens": tokens,
             "salt": salt,
+            "pairs": pairs,
             "digests": digests,
             "ints": [sgl.utils.hash_str_to_int64(digest) for digest in digests],
         }

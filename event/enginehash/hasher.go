@@ -16,6 +16,9 @@ type Hasher struct {
 	// SameObject says that equal identifiers of multimodal items in one block are one Python object, which pickle writes
 	// once. It depends on how the request came to vLLM's engine core; over its usual road they are two.
 	SameObject bool
+	// Pairs says that each token is hashed together with the one behind it, as SGLang does under EAGLE: a block is given
+	// one token more than it has. Other schemes have no such blocks.
+	Pairs bool
 
 	scheme Scheme
 	form   Form
@@ -60,8 +63,11 @@ func (h *Hasher) sglang(parent Digest, tokens []uint32, keys []Key) (Digest, err
 		return Digest{}, ErrKeys
 	}
 	h.buf = parent.AppendTo(h.buf[:0])
-	for _, t := range tokens {
+	for i, t := range tokens {
 		h.buf = binary.LittleEndian.AppendUint32(h.buf, t)
+		if h.Pairs && i > 0 && i < len(tokens)-1 { // the second of a pair, and the first of the next
+			h.buf = binary.LittleEndian.AppendUint32(h.buf, t)
+		}
 	}
 	return h.scheme.sum(h.buf), nil
 }

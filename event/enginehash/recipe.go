@@ -88,6 +88,7 @@ type Chain struct {
 	hasher *Hasher
 	tokens []uint32
 	size   int
+	window int // tokens that a block's hash is made of
 	parent Digest
 	first  []Key // the first block's
 	rest   []Key // every other's
@@ -100,7 +101,7 @@ func (r Recipe) Chain(form Form, tokens []uint32, size int, lora, salt string) (
 	if !r.Scheme.known() || size <= 0 || lora != "" && (form == Tagged || r.Scheme == SGLang) {
 		return nil, false
 	}
-	c := &Chain{hasher: NewHasher(r.Scheme, form), tokens: tokens, size: size}
+	c := &Chain{hasher: NewHasher(r.Scheme, form), tokens: tokens, size: size, window: size}
 	if lora != "" {
 		c.rest = []Key{{Kind: KeyLoRA, Text: lora}}
 	}
@@ -113,16 +114,25 @@ func (r Recipe) Chain(form Form, tokens []uint32, size int, lora, salt string) (
 	return c, true
 }
 
+// Pairs makes it a chain of blocks under EAGLE ([Hasher]), and reports whether the scheme has them. It comes before Next.
+func (c *Chain) Pairs() bool {
+	if c.hasher.scheme != SGLang {
+		return false
+	}
+	c.hasher.Pairs, c.window = true, c.size+1
+	return true
+}
+
 // Next returns the digest of the next full block, and false behind the last one.
 func (c *Chain) Next() (Digest, bool) {
-	if len(c.tokens) < c.size {
+	if len(c.tokens) < c.window {
 		return Digest{}, false
 	}
 	keys := c.rest
 	if !c.begun {
 		keys, c.begun = c.first, true
 	}
-	d, err := c.hasher.Block(c.parent, c.tokens[:c.size], keys)
+	d, err := c.hasher.Block(c.parent, c.tokens[:c.window], keys)
 	if err != nil {
 		c.tokens = nil
 		return Digest{}, false

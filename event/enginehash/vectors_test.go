@@ -175,6 +175,7 @@ type pages struct {
 	BlockSize int      `json:"block_size"`
 	Tokens    []uint32 `json:"tokens"`
 	Salt      string   `json:"salt"`
+	Pairs     bool     `json:"pairs"`
 	Digests   []string `json:"digests"`
 	Ints      []int64  `json:"ints"`
 }
@@ -190,6 +191,9 @@ func TestSGLangVectors(t *testing.T) {
 			if !ok {
 				t.Fatal("no chain")
 			}
+			if v.Pairs && !chain.Pairs() {
+				t.Fatal("no pairs")
+			}
 			var digests []string
 			var ints []int64
 			for d, more := chain.Next(); more; d, more = chain.Next() {
@@ -200,6 +204,17 @@ func TestSGLangVectors(t *testing.T) {
 				t.Error(diff)
 			}
 			if diff := cmp.Diff(v.Ints, ints); diff != "" {
+				t.Error(diff)
+			}
+
+			ver := newVerifier(t, nil)
+			ev := &event.Event{Kind: event.Stored, BlockSize: uint32(v.BlockSize), Tokens: v.Tokens, Salt: v.Salt, Eagle: v.Pairs}
+			for _, n := range v.Ints {
+				ev.Blocks = append(ev.Blocks, event.Block{Hash: event.IntHash(uint64(n))})
+			}
+			ver.Observe(1, ev)
+			want := event.HashContract{Verdict: event.HashesVerified, Scheme: "sglang", Verified: uint64(len(v.Ints))}
+			if diff := cmp.Diff(want, ver.Contract()); diff != "" {
 				t.Error(diff)
 			}
 		})

@@ -63,6 +63,7 @@ type hasherKey struct {
 	scheme Scheme
 	form   Form
 	same   bool
+	pairs  bool
 }
 
 // NewVerifier returns a verifier that has seen nothing. It refuses a seed that it can't read.
@@ -110,6 +111,7 @@ func (v *Verifier) Recipe() (scheme, seed string, ok bool) {
 // Contract returns what is known by now.
 func (v *Verifier) Contract() event.HashContract {
 	c := v.contract
+	c.Reason = v.skip
 	if v.found != nil {
 		c.Scheme, c.Seed, c.Verdict = v.found.Scheme.String(), v.found.name, event.HashesVerified
 		if v.form != 0 {
@@ -117,15 +119,14 @@ func (v *Verifier) Contract() event.HashContract {
 		}
 		if v.rootless {
 			c.Seed = "unknown"
-			v.note("the root hash is unknown, so prompts can't be hashed: set PYTHONHASHSEED on the engines, or tell it")
+			c.Reason = "the root hash is unknown, so prompts can't be hashed: set PYTHONHASHSEED on the engine, or tell what it is"
 		}
 	}
-	c.Reason = v.skip
 	switch {
 	case v.found == nil && v.tried >= minTried:
 		c.Verdict = event.HashesDiffer
 		c.Reason = "block hashes match no known scheme: PYTHONHASHSEED is not set on a vLLM before #51875 or under an xxhash algorithm, " +
-			"or set to what was not told here"
+			"or set to what was not told here; or blocks are hashed at a smaller size than they have"
 		if v.isMixed() {
 			c.Reason = mixedGroups
 		}
@@ -189,14 +190,20 @@ func (v *Verifier) fits(ev *event.Event) bool {
 	switch {
 	case len(ev.Tokens) == 0 || ev.BlockSize == 0:
 		v.note("runs without tokens can't be compared")
-	case ev.Eagle:
-		v.note("pairs of tokens (EAGLE) are not hashed here")
-	case len(ev.Tokens) != len(ev.Blocks)*int(ev.BlockSize):
+	case len(ev.Tokens) != (len(ev.Blocks)-1)*int(ev.BlockSize)+window(ev):
 		v.note("tokens that do not fill their blocks can't be compared")
 	default:
 		return true
 	}
 	return false
+}
+
+// window returns how many tokens a block's hash is made of.
+func window(ev *event.Event) int {
+	if ev.Eagle {
+		return int(ev.BlockSize) + 1
+	}
+	return int(ev.BlockSize)
 }
 
 // maxGroups bounds how many cache groups are told apart.
@@ -236,13 +243,12 @@ func (v *Verifier) detect(ev *event.Event) {
 	if v.credit < 1 {
 		return
 	}
-	size := int(ev.BlockSize)
 	if !ev.HasParent {
 		v.credit -= min(v.credit, 8) // about what trying all of them costs
 		for i := range v.candidates {
 			c := &v.candidates[i]
 			root, _ := c.start(ev.Salt)
-			if v.matches(c.Scheme, root, ev, 0, ev.Tokens[:size]) {
+			if v.matches(c.Scheme, root, ev, 0) {
 				v.found, v.rootless = c, false
 				return
 			}
@@ -263,7 +269,7 @@ func (v *Verifier) detect(ev *event.Event) {
 	}
 	for _, s := range Schemes() {
 		parent, whole := s.digestOf(before)
-		if whole && v.matches(s, parent, ev, at, ev.Tokens[at*size:(at+1)*size]) {
+		if whole && v.matches(s, parent, ev, at) {
 			v.found, v.rootless = &candidate{Recipe: Recipe{Scheme: s}}, true
 			return
 		}
@@ -271,12 +277,12 @@ func (v *Verifier) detect(ev *event.Event) {
 }
 
 // matches reports whether block i of a run has the hash that a scheme gives it, under any form of its extra keys.
-func (v *Verifier) matches(s Scheme, parent Digest, ev *event.Event, i int, tokens []uint32) bool {
+func (v *Verifier) matches(s Scheme, parent Digest, ev *event.Event, i int) bool {
 	if v.blockKeys(s, ev, i) != nil {
 		return false
 	}
-	_, _, ok := v.try(s, parent, ev.Blocks[i].Hash, tokens)
-	return ok
+	_, _, found := v.try(s, parent, ev, i)
+	return found == explained
 }
 
 // blockKeys reads the extra keys of block i of a run into v.keys. What SGLang's events have of them is in its root.
@@ -302,8 +308,22 @@ func (v *Verifier) blockKeys(s Scheme, ev *event.Event, i int) (err error) {
 	return nil
 }
 
-// try hashes one block with the extra keys in v.keys, in every way that is open, until one gives the hash.
-func (v *Verifier) try(s Scheme, parent Digest, want event.BlockHash, tokens []uint32) (d Digest, form Form, ok bool) {
+// finding is what comes of hashing one block.
+type finding uint8
+
+const (
+	unhashable  finding = iota // it can't be hashed in any way that is open
+	unexplained                // it has another hash
+	explained
+)
+
+// try hashes block i of a run with the extra keys in v.keys, in every way that is open, until one gives the hash.
+func (v *Verifier) try(s Scheme, parent Digest, ev *event.Event, i int) (d Digest, form Form, found finding) {
+	if ev.Eagle && s != SGLang {
+		return Digest{}, 0, unhashable
+	}
+	start := i * int(ev.BlockSize)
+	tokens := ev.Tokens[start : start+window(ev)]
 	forms := []Form{Plain, Tagged}
 	switch {
 	case len(v.keys) == 0 || v.form == Plain:
@@ -316,21 +336,24 @@ func (v *Verifier) try(s Scheme, parent Digest, want event.BlockHash, tokens []u
 			if same && !hasTwins(v.keys) {
 				continue
 			}
-			d, err := v.hasher(s, form, same).Block(parent, tokens, v.keys)
-			if err == nil && s.Is(want, d) {
-				return d, form, true
+			d, err := v.hasher(hasherKey{s, form, same, ev.Eagle}).Block(parent, tokens, v.keys)
+			switch {
+			case err != nil:
+			case s.Is(ev.Blocks[i].Hash, d):
+				return d, form, explained
+			default:
+				found = unexplained
 			}
 		}
 	}
-	return Digest{}, 0, false
+	return Digest{}, 0, found
 }
 
-func (v *Verifier) hasher(s Scheme, form Form, same bool) *Hasher {
-	k := hasherKey{s, form, same}
+func (v *Verifier) hasher(k hasherKey) *Hasher {
 	h := v.hashers[k]
 	if h == nil {
-		h = NewHasher(s, form)
-		h.SameObject = same
+		h = NewHasher(k.scheme, k.form)
+		h.SameObject, h.Pairs = k.same, k.pairs
 		v.hashers[k] = h
 	}
 	return h
@@ -338,6 +361,9 @@ func (v *Verifier) hasher(s Scheme, form Form, same bool) *Hasher {
 
 // hasTwins reports whether two multimodal items have one identifier. What counts as a salt may be an identifier, too.
 func hasTwins(keys []Key) bool {
+	if len(keys) > maxTwins {
+		return false
+	}
 	for i := range keys {
 		for j := range keys[:i] {
 			if keys[i].Text == keys[j].Text && keys[i].isItem() && keys[j].isItem() {
@@ -348,21 +374,31 @@ func hasTwins(keys []Key) bool {
 	return false
 }
 
+// maxTwins bounds how many extra keys are compared with one another.
+const maxTwins = 64
+
 func (k *Key) isItem() bool { return k.Kind == KeyItem || k.Kind == KeyIdentifier || k.Kind == KeySalt }
+
+const cantHash = "blocks that can't be hashed: extra keys of another kind, pairs of tokens (EAGLE) outside SGLang, or too long for one frame of pickle"
 
 // compare hashes a run block by block, up to the first that differs.
 func (v *Verifier) compare(seq event.Seq, ev *event.Event, parent Digest) {
-	s, size := v.found.Scheme, int(ev.BlockSize)
+	s := v.found.Scheme
 	for i := range ev.Blocks {
 		left := uint64(len(ev.Blocks) - i)
 		if err := v.blockKeys(s, ev, i); err != nil {
-			v.note("extra keys of a kind that can't be hashed: " + describe(ev, v.keys))
+			v.note(cantHash)
 			v.contract.Skipped += left
 			return
 		}
 		h := ev.Blocks[i].Hash
-		d, form, ok := v.try(s, parent, h, ev.Tokens[i*size:(i+1)*size])
-		if !ok {
+		d, form, found := v.try(s, parent, ev, i)
+		switch found {
+		case unhashable:
+			v.note(cantHash)
+			v.contract.Skipped += left
+			return
+		case unexplained:
 			v.differs(seq, ev, left)
 			return
 		}

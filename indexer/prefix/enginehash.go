@@ -57,14 +57,14 @@ type engineNames struct {
 	digests [][]enginehash.Digest // of each chain
 }
 
-func newEngineNames(r enginehash.Recipe, req *Request, blockSize uint32) *engineNames {
+func newEngineNames(r enginehash.Recipe, req *Request, cut variant) *engineNames {
 	n := &engineNames{scheme: r.Scheme}
 	forms := []enginehash.Form{enginehash.Plain}
 	if req.Salt != "" && r.Scheme != enginehash.SGLang {
 		forms = append(forms, enginehash.Tagged)
 	}
 	for _, form := range forms {
-		if c, ok := r.Chain(form, req.Tokens, int(blockSize), req.LoRA, req.Salt); ok {
+		if c, ok := r.Chain(form, req.Tokens, int(cut.blockSize), req.LoRA, req.Salt); ok && (!cut.eagle || c.Pairs()) {
 			n.chains = append(n.chains, c)
 		}
 	}
@@ -96,8 +96,8 @@ func (x *Index) unnamed(m *model, r *Request, now time.Time) unnamedBlocks {
 		return nil
 	}
 	type cut struct {
-		recipe    enginehash.Recipe
-		blockSize uint32
+		recipe  enginehash.Recipe
+		variant variant
 	}
 	var all unnamedBlocks
 	var names map[cut]*engineNames
@@ -107,15 +107,13 @@ func (x *Index) unnamed(m *model, r *Request, now time.Time) unnamedBlocks {
 			continue
 		}
 		for _, g := range s.prefixGroups() {
-			if g.Eagle {
-				continue // pairs of tokens are not hashed here
-			}
 			if all == nil {
 				all, names = make(unnamedBlocks), make(map[cut]*engineNames)
 			}
-			k, v := cut{s.recipe, g.BlockSize}, variant{blockSize: g.BlockSize}
+			v := variant{g.BlockSize, g.Eagle}
+			k := cut{s.recipe, v}
 			if names[k] == nil {
-				names[k] = newEngineNames(s.recipe, r, g.BlockSize)
+				names[k] = newEngineNames(s.recipe, r, v)
 			}
 			all[v] = append(all[v], &unnamed{
 				index: x, source: s, group: g.Group, key: coverKey{s.id, g.Group.Index(), v}, names: names[k],

@@ -31,6 +31,9 @@ func (s spoken) names(t tb) []event.BlockHash {
 	if !ok {
 		t.Fatal("the prompt has no engine hashes")
 	}
+	if s.eagle && !chain.Pairs() {
+		t.Fatal("the scheme has no pairs")
+	}
 	var all []event.BlockHash
 	for d, more := chain.Next(); more; d, more = chain.Next() {
 		if s.long {
@@ -62,7 +65,7 @@ func (s spoken) stored(t tb, tier event.Tier, from, to int) event.Event {
 // unnamed tells blocks without tokens, but with their size, as events without prompt text do.
 func (s spoken) unnamed(t tb, tier event.Tier, from, to int) event.Event {
 	ev := s.rename(t, s.chain.offloaded(tier, from, to), from)
-	ev.BlockSize, ev.Spec = uint32(s.size), s.spec
+	ev.BlockSize, ev.Eagle, ev.Spec = uint32(s.size), s.eagle, s.spec
 	return ev
 }
 
@@ -81,8 +84,8 @@ func TestAPromptFindsBlocksWithoutNames(t *testing.T) {
 	text := prompt(1, 4)
 	salted, adapted := text, text
 	salted.salt, adapted.lora = "s", "french"
-	long := text
-	long.long = true
+	long, pairs := text, text
+	long.long, pairs.eagle = true, true
 	for _, c := range []struct {
 		name string
 		spoken
@@ -93,6 +96,7 @@ func TestAPromptFindsBlocksWithoutNames(t *testing.T) {
 		{"a root", spoken{text, "xxhash", "root:0123456789abcdef", enginehash.Plain}, 3},
 		{"xxhash_cbor", spoken{text, "xxhash_cbor", "0", enginehash.Plain}, 3},
 		{"SGLang", spoken{text, "sglang", "", enginehash.Plain}, 3},
+		{"SGLang under EAGLE", spoken{pairs, "sglang", "", enginehash.Plain}, 3},
 		{"whole digests", spoken{long, "sha256_cbor", "0", enginehash.Plain}, 3},
 		{"a salt", spoken{salted, "sha256", "0", enginehash.Plain}, 3},
 		{"a salt since vLLM 0.31", spoken{salted, "sha256", "0", enginehash.Tagged}, 3},
