@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/jwt/v2"
+	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nkeys"
 
 	"kvstrata/bus"
@@ -276,4 +278,73 @@ func TestSecretsDoNotPrint(t *testing.T) {
 			t.Error(text)
 		}
 	}
+}
+
+// A credentials file logs in to a server whose users are signed by an operator.
+func TestCredentialsFile(t *testing.T) {
+	operator, account, user := signer(t, nkeys.CreateOperator), signer(t, nkeys.CreateAccount), signer(t, nkeys.CreateUser)
+	accountClaims := jwt.NewAccountClaims(account.public)
+	accountJWT, err := accountClaims.Encode(operator.KeyPair)
+	if err != nil {
+		t.Fatal(err)
+	}
+	userJWT, err := jwt.NewUserClaims(user.public).Encode(account.KeyPair)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seed, err := user.Seed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	creds, err := jwt.FormatUserConfig(userJWT, seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resolver := &natsserver.MemAccResolver{}
+	if err := resolver.Store(account.public, accountJWT); err != nil {
+		t.Fatal(err)
+	}
+	srv, err := natsserver.NewServer(&natsserver.Options{
+		Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, NoSigs: true, NoLog: true, TrustedKeys: []string{operator.public}, AccountResolver: resolver,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv.Start()
+	t.Cleanup(func() {
+		srv.Shutdown()
+		srv.WaitForShutdown()
+	})
+	if !srv.ReadyForConnections(20 * time.Second) {
+		t.Fatal("the server does not start")
+	}
+	cfg := bus.DefaultConfig()
+	cfg.URL = srv.ClientURL()
+	if _, err := bus.Attach(t.Context(), cfg, "nobody", quiet()); err == nil || !strings.Contains(err.Error(), "--nats-creds") {
+		t.Errorf("nobody: %v", err)
+	}
+	cfg.Credentials = file(t, string(creds))
+	b, err := bus.Attach(t.Context(), cfg, "user", quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Close()
+}
+
+type keyPair struct {
+	nkeys.KeyPair
+	public string
+}
+
+func signer(t *testing.T, create func() (nkeys.KeyPair, error)) keyPair {
+	t.Helper()
+	pair, err := create()
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := pair.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return keyPair{pair, public}
 }

@@ -139,11 +139,46 @@ func TestInsecureIsSaid(t *testing.T) {
 	}
 }
 
+// Keys are for their owner alone, and none are overwritten.
+func TestCurveKeysOverwriteNothing(t *testing.T) {
+	dir := t.TempDir()
+	if o := command(t, "curve-keys", dir); o.code != exitOK || strings.Count(o.stdout, dir) != 2 {
+		t.Fatalf("%+v", o)
+	}
+	text := make(map[string]string)
+	for _, name := range []string{"publisher.curve", "subscriber.curve"} {
+		path := filepath.Join(dir, name)
+		info, err := os.Stat(path)
+		if err != nil || info.Mode().Perm() != 0o600 {
+			t.Fatalf("%v, %v", info.Mode(), err)
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text[path] = string(b)
+	}
+	if o := command(t, "curve-keys", dir); o.code != exitFailure || !strings.Contains(o.stderr, "file exists") {
+		t.Errorf("%+v", o)
+	}
+	for path, before := range text {
+		if now, err := os.ReadFile(path); err != nil || string(now) != before {
+			t.Errorf("%s has changed, %v", path, err)
+		}
+	}
+	o := command(t, "run", "--engine", "zmq+tcp://127.0.0.1:1,model=m,curve="+filepath.Join(dir, "publisher.curve"), "--data", t.TempDir(),
+		"--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	if o.code != exitFailure || !strings.Contains(o.stderr, "server-key is missing") {
+		t.Errorf("a publisher's keys for a subscriber: %+v", o)
+	}
+}
+
 // fortress is a process with every door locked, seen from outside.
 type fortress struct {
 	t            *testing.T
 	ca, stranger *certtest.Authority
-	tokens       string // files
+	cert         string // files
+	tokens       string
 	password     string
 	subscriber   string // keys
 	engine       *publisher.ZMQ
@@ -155,6 +190,7 @@ func startFortress(t *testing.T) *fortress {
 	out := outside(t)
 	f := &fortress{t: t, ca: certtest.New(t), stranger: certtest.New(t), tokens: secretFile(t, goodToken), password: secretFile(t, "sesame of the tests")}
 	cert, key := f.ca.Pair(t, out)
+	f.cert = cert
 	var pub string
 	pub, f.subscriber = curveKeys(t)
 	f.engine = startPublisher(t, "tcp://"+out+":*", pub)
@@ -427,6 +463,9 @@ func (f *fortress) commands(t *testing.T) {
 		{"doctor --server " + f.api + " " + wrong, exitFailure, "wants one of its tokens"},
 		{"healthcheck --alive --admin " + admin + " --ca " + f.ca.File, exitOK, "ok"},
 		{"healthcheck --alive --admin " + admin + " --ca " + f.stranger.File, exitFailure, "certificate"},
+		{"healthcheck --alive --admin " + admin + " --tls-cert " + f.cert, exitOK, "ok"},
+		{"healthcheck --alive --admin " + admin + " --tls-cert " + f.stranger.File, exitFailure, "the server shows another certificate"},
+		{"healthcheck --alive --admin " + admin, exitFailure, "400 Bad Request"},
 		{"tail --from-start --count 1 --nats " + f.nats + " " + login, exitOK, "STORED"},
 		{"tail --nats " + f.nats + " --nats-ca " + f.ca.File, exitFailure, "see --nats-user"},
 		{"tail --nats " + f.nats + " --nats-ca " + f.stranger.File, exitFailure, "see --nats-user"},

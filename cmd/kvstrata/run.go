@@ -29,7 +29,7 @@ func (runCmd) Help() string {
 	return `Example:
 
   kvstrata run --engine zmq+tcp://10.0.0.5:5557,replay=tcp://10.0.0.5:5558,model=meta/Llama-3.1-8B
-  kvstrata run --roles prefix --nats nats://10.0.0.9:4222 --listen 0.0.0.0:8080
+  kvstrata run --roles prefix --nats nats://10.0.0.9:4222 --nats-creds kvstrata.creds --listen 0.0.0.0:8080 --token-file tokens --tls-cert cert.pem --tls-key key.pem
   kvstrata run --roles store --nats nats://10.0.0.9:4222 --store redis://10.0.0.7:6379/0 --store-model meta/Llama-3.1-8B`
 }
 
