@@ -25,7 +25,7 @@ var breachNames = [numBreaches]string{
 }
 
 // violationNames are the oddities whose names are ours, and can be labels.
-var violationNames = slices.Concat(resident.OddityNames(), breachNames[:], []string{"prefix_hash_withheld", "extra_keys_unreadable"})
+var violationNames = slices.Concat(resident.OddityNames(), breachNames[:], []string{"prefix_hash_withheld", "extra_keys_unreadable", "extra_keys_left_out"})
 
 // breaches counts breaches, with an example of the first of each.
 type breaches struct {

@@ -44,7 +44,7 @@ func TestAnEngineThatRefusesUs(t *testing.T) {
 	keys := filepath.Join(t.TempDir(), "keys")
 	engine := subscriber.EngineConfig{
 		Source:   event.Source{Cluster: "c", Model: "m", Instance: "i", Origin: event.Engine},
-		Endpoint: z.Endpoint(), Replay: z.ReplayEndpoint(), Dialect: "auto", Curve: keys,
+		Endpoint: z.Endpoint(), Replay: z.ReplayEndpoint(), Dialect: subscriber.AnyDialect, Curve: keys,
 	}
 	if _, err := subscriber.New(r.cfg, []subscriber.EngineConfig{engine}, r.bus, nil, quiet(), nil); err == nil ||
 		!strings.Contains(err.Error(), "m@i") || !strings.Contains(err.Error(), "curve-keys makes them") {

@@ -16,6 +16,8 @@ type edge struct {
 	allowInvertible bool   // prefix hashes of short blocks too, though a table inverts them
 	keyed           bool   // prefix hashes have a key: local hashes made without it can't go into them
 	withheld        uint64 // runs of blocks too short, or with local hashes where there is a key
+	tellsKeys       bool   // the engine has told extra keys
+	unsalted        uint64 // runs in colder tiers that came without the extra keys which the engine tells of the device
 	broken          uint64 // runs with extra keys that are not what vLLM sends
 	scratch         []byte
 }
@@ -33,6 +35,13 @@ func (e *edge) enter(ev *event.Event) {
 	if ev.BlockSize < minBlockSize && len(ev.Tokens)+len(ev.Locals) > 0 && !e.allowInvertible || e.keyed && ev.Locals != nil {
 		e.withheld++
 		ev.Tokens, ev.Locals = nil, nil
+	}
+	// vLLM's offloading tells tokens without extra keys, the salt's among them: named by the tokens alone, a salted block would pass
+	// for another. It has the name that its hash got on the device.
+	e.tellsKeys = e.tellsKeys || ev.ExtraKeys != nil
+	if e.tellsKeys && ev.ExtraKeys == nil && ev.Salt == "" && len(ev.Tokens) > 0 && ev.Tier.Warmth() > 0 {
+		e.unsalted++
+		ev.Tokens = nil
 	}
 	if ev.LoRA == "" && ev.LoRAID != event.NoLoRAID {
 		// Engines before vLLM 0.12 tell the adapter by its number alone; it must not pass for the base model.

@@ -364,7 +364,7 @@ func (e *engine) status(now time.Time) *event.Status {
 		st.Copies = event.CopiesUnknown
 	}
 	e.hashing.tell(st)
-	st.State, st.Reason = e.machine.State(now)
+	st.State, st.Reason = e.trust(e.machine.State(now))
 	if e.refused != "" {
 		st.Reason = cmp.Or(st.Reason, "not heard any more") + ": " + e.refused
 	}
@@ -380,12 +380,22 @@ func (e *engine) violations() []event.Counter {
 	for _, c := range []event.Counter{
 		{Name: "prefix_hash_withheld", Count: e.edge.withheld, Example: "block under 16 tokens: use --hash-key or --allow-invertible"},
 		{Name: "extra_keys_unreadable", Count: e.edge.broken},
+		{Name: "extra_keys_left_out", Count: e.edge.unsalted, Example: "offloaded run with tokens and no extra keys: it has the names of its blocks on the device, or none"},
 	} {
 		if c.Count > 0 {
 			all = append(all, c)
 		}
 	}
 	return all
+}
+
+// trust returns how far the source can be trusted at best: a Mooncake master tells no evictions, so that nothing of it may be
+// counted on.
+func (e *engine) trust(state event.State, reason string) (event.State, string) {
+	if state.Answers() && e.decoder.Dialect() == DialectMooncake {
+		return event.StateStale, "a Mooncake master tells no evictions: what it told may be gone"
+	}
+	return state, reason
 }
 
 func (e *engine) checkpoint(now time.Time) {
@@ -400,7 +410,7 @@ func (e *engine) checkpoint(now time.Time) {
 // farewell leaves the source as the next holder should find it.
 func (e *engine) farewell() error {
 	st := e.status(time.Now())
-	st.State, st.Reason = event.StateRecovering, "its subscriber stopped"
+	st.State, st.Reason = e.trust(event.StateRecovering, "its subscriber stopped")
 	err := e.stream.Status(st)
 	e.checkpoint(time.Now())
 	return err
