@@ -22,7 +22,7 @@ type Config struct {
 }
 
 // DefaultConfig returns the configuration that costs an engine's subscriber next to nothing.
-func DefaultConfig() Config { return Config{Burst: 4096, Every: 16, Digests: 1 << 12} }
+func DefaultConfig() Config { return Config{Burst: 4096, Every: 64, Digests: 1 << 12} }
 
 // minTried is how many first blocks no scheme must explain before that is a verdict.
 const minTried = 3
