@@ -399,7 +399,7 @@ func (f *fortress) curve(t *testing.T) {
 		t.Errorf("doctor without keys: %+v", o)
 	}
 	o = command(t, "doctor", "--listen", "127.0.0.1:0", "--engine", "zmq+"+f.engine.Endpoint()+",model=m,replay="+f.engine.ReplayEndpoint()+",curve="+f.subscriber)
-	if !strings.Contains(o.stdout, "connected, and its replay socket answers") {
+	if o.code != exitOK || !strings.Contains(o.stdout, "live, heard for") || !strings.Contains(o.stdout, " recovered, ") {
 		t.Errorf("doctor with keys: %+v", o)
 	}
 	// A subscriber without keys says why it hears nothing.
