@@ -16,6 +16,7 @@ import (
 
 	"kvstrata/event"
 	"kvstrata/indexer/prefix"
+	"kvstrata/sim"
 	"kvstrata/subscriber"
 )
 
@@ -138,6 +139,7 @@ type request struct {
 	n      int
 	salt   string
 	report string // kv_cache_report_mode
+	seed   int    // of random tokens; 0: the likeliest ones
 }
 
 // add queues a request, and returns its name.
@@ -151,6 +153,9 @@ func (e *llm) add(q request) string {
 	}
 	if q.report != "" {
 		a["report"] = q.report
+	}
+	if q.seed != 0 {
+		a["seed"] = q.seed
 	}
 	e.command("add", a)
 	return id
@@ -498,6 +503,109 @@ func btoi(b bool) int {
 		return 1
 	}
 	return 0
+}
+
+// saga is what a stream says, block by block: blocks are numbered as they come up, so that two engines can be compared
+// that call them differently.
+type saga struct {
+	numbers map[event.BlockHash]int
+	lines   []string
+}
+
+func (g *saga) number(h event.BlockHash) int {
+	if g.numbers == nil {
+		g.numbers = make(map[event.BlockHash]int)
+	}
+	if _, ok := g.numbers[h]; !ok {
+		g.numbers[h.Clone()] = len(g.numbers)
+	}
+	return g.numbers[h]
+}
+
+// add tells a batch: a line for each STORED, and one for each block of an EVICTED.
+func (g *saga) add(b *event.Batch) {
+	for _, ev := range b.Events {
+		line := fmt.Sprintf("%v of %d", ev.Kind, ev.BlockSize)
+		if ev.HasParent {
+			line += fmt.Sprintf(" behind %d", g.number(ev.Parent))
+		}
+		for _, bl := range ev.Blocks {
+			line += fmt.Sprint(" ", g.number(bl.Hash))
+			if ev.Kind == event.Evicted {
+				g.lines = append(g.lines, line)
+				line = fmt.Sprintf("%v of %d", ev.Kind, ev.BlockSize)
+			}
+		}
+		if ev.Kind != event.Evicted {
+			g.lines = append(g.lines, line)
+		}
+	}
+	g.lines = append(g.lines, "batch")
+}
+
+// Publish makes a saga of a simulated engine.
+func (g *saga) Publish(b *event.Batch) error { g.add(b); return nil }
+
+// TestEngineSimulated runs our simulated engine beside vLLM, request by request and step by step: both must tell the same,
+// event by event, in the same order and the same batches.
+func TestEngineSimulated(t *testing.T) {
+	t.Parallel()
+	const blocks = 48
+	e, r := startLLM(t, args{"num_gpu_blocks_override": blocks}), newRig(t)
+	r.subscribe(quiet(), e.engineFlag(e.endpoint, e.replay))
+	r.awaitReason("connected, but no event yet")
+	simulated := new(saga)
+	cfg := sim.DefaultEngineConfig()
+	cfg.PoolBlocks, cfg.BlockSize, cfg.MaxRunning = blocks, engineSize, 8
+	twin, err := sim.NewEngine(cfg, simulated)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := newTraffic(6)
+	preemptions := uint64(0)
+	for i := range 500 {
+		crowd := 1
+		if i >= 250 {
+			crowd = f.rand.IntN(3)
+		}
+		for range crowd {
+			q, talk := f.next()
+			q.seed = 1 + e.asked // what both generate differs, and is never a part of a prompt
+			f.answered(talk, q, nil)
+			id := e.add(q)
+			if err := twin.Submit(sim.Request{ID: id, Prompt: q.tokens, Output: q.n, Salt: q.salt}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		steps := 1 + f.rand.IntN(10)
+		if i < 250 || i == 499 {
+			steps = 100_000
+		}
+		for a := e.steps(steps); ; {
+			for _, g := range a.Finished {
+				preemptions += uint64(g.Preemptions)
+			}
+			break
+		}
+		for ; steps > 0 && twin.Busy(); steps-- {
+			if _, err := twin.Step(event.Time(i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	st := r.settle(e.vllm, event.StateLive)
+	real := new(saga)
+	batches := r.sink.batches(st.Epoch)
+	for i := range batches {
+		real.add(&batches[i])
+	}
+	t.Logf("%d requests, %d lines of vLLM in %d batches, %d of ours; %d preemptions, ours %d", e.asked, len(real.lines), len(batches), len(simulated.lines), preemptions, twin.Stats().Preempted)
+	for i := range max(len(real.lines), len(simulated.lines)) {
+		if i >= len(real.lines) || i >= len(simulated.lines) || real.lines[i] != simulated.lines[i] {
+			from := max(0, i-5)
+			t.Fatalf("line %d differs: -vLLM +ours\n%s", i, cmp.Diff(real.lines[min(from, len(real.lines)):min(i+5, len(real.lines))], simulated.lines[min(from, len(simulated.lines)):min(i+5, len(simulated.lines))]))
+		}
+	}
 }
 
 // TestEngineReset resets vLLM's prefix cache: refused, while requests run, and while the engine is idle. vLLM tells of it
