@@ -20,7 +20,7 @@ os.environ |= {
     "TORCH_COMPILE_DISABLE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that its block pool can be looked at
+    "VLLM_ENABLE_V1_MULTIPROCESSING": str(int("--serve" in sys.argv)),  # 0: its pool can be seen
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
@@ -68,6 +68,22 @@ MODELS = {
         "hidden_activation": "gelu_pytorch_tanh",
     },
 }
+
+
+def serve(port: str, *options: str):
+    """Becomes vLLM's own HTTP server with its engine as a process, as people run it."""
+    folder = tempfile.mkdtemp(prefix="kvstrata-model-")
+    Path(folder, "config.json").write_text(json.dumps(MODELS["llama"]))
+    events = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{int(port) + 1}",
+        "replay_endpoint": f"tcp://*:{int(port) + 2}",
+    }
+    command = f"""-m vllm.entrypoints.openai.api_server --model {folder} --served-model-name tiny
+        --host 127.0.0.1 --port {port} --skip-tokenizer-init --load-format dummy --dtype float32
+        --enforce-eager --block-size 32 --enable-prompt-tokens-details --kv-events-config""".split()
+    os.execv(sys.executable, [sys.executable, *command, json.dumps(events), *options])
 
 
 class Session:
@@ -232,6 +248,8 @@ def external(request) -> str:
 
 def main():
     """Answers each line of stdin; an error is an answer, not an end."""
+    if "--serve" in sys.argv:
+        serve(*sys.argv[2:])
     # vLLM writes to stdout where it likes.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -7,4 +7,4 @@ cd "$(dirname "$0")"
 ./setup.sh engine
 go vet -tags engine .
 # Two engines at a time are what two processors can take.
-CI=1 go test -tags engine -run '^TestEngine(Reuse|Crowd|Reset|Lives|FullReports|Simulated|TwoGroups)$' -count=1 -parallel=2 -timeout 20m "$@" .
+CI=1 go test -tags engine -run '^TestEngine(Reuse|Crowd|Reset|Lives|FullReports|Server|Simulated|TwoGroups)$' -count=1 -parallel=2 -timeout 20m "$@" .

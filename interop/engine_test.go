@@ -3,10 +3,14 @@
 package interop_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net/http"
 	"os"
+	"os/exec"
 	"slices"
 	"syscall"
 	"testing"
@@ -834,6 +838,122 @@ func TestEngineTwoGroups(t *testing.T) {
 	if len(groups) != 2 || groups[0].Spec != event.SpecSlidingWindow || groups[0].Window != 64 || groups[1].Spec != event.SpecFull {
 		t.Errorf("groups told: %+v", groups)
 	}
+}
+
+// TestEngineServer runs vLLM as people do: its HTTP server with the engine as a process of its own, configured by
+// --kv-events-config, and asked for completions. The numbers are those of its answers.
+func TestEngineServer(t *testing.T) {
+	t.Parallel()
+	engineRelease.need(t)
+	port := freePorts(t, 3)
+	command := exec.Command(engineRelease.interpreter(), "engine.py", "--serve", fmt.Sprint(port), "--num-gpu-blocks-override", "40", "--max-model-len", "1024")
+	said := &tail{most: 60}
+	command.Stdout, command.Stderr = said, said
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- command.Wait() }()
+	t.Cleanup(func() {
+		_ = command.Process.Signal(syscall.SIGTERM) // on which it ends its engine
+		select {
+		case <-ended:
+		case <-time.After(patience):
+			_ = syscall.Kill(-command.Process.Pid, syscall.SIGKILL)
+			<-ended
+		}
+		if t.Failed() {
+			t.Logf("vLLM's server said:\n%s", said)
+		}
+	})
+	url := fmt.Sprintf("http://127.0.0.1:%d", port)
+	client := &http.Client{Timeout: patience}
+	defer client.CloseIdleConnections()
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(5 * time.Minute); ; <-tick.C {
+		resp, err := client.Get(url + "/health")
+		if err == nil {
+			_ = resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				break
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("vLLM's server is not there: %v", err)
+		}
+	}
+
+	e, r := &llm{vllm: &vllm{version: engineRelease}}, newRig(t)
+	r.subscribe(quiet(), e.engineFlag(fmt.Sprintf("tcp://127.0.0.1:%d", port+1), fmt.Sprintf("tcp://127.0.0.1:%d", port+2)))
+	r.awaitReason("connected, but no event yet")
+	f := newTraffic(7)
+	reused := 0
+	for i := range 150 {
+		q, talk := f.next()
+		// The last token that is computed fills a block: the STORED of it is the last event of the request.
+		q.n = 1 + (engineSize-len(q.tokens)%engineSize)%engineSize
+		want := reusable(r.ask(e, q), len(q.tokens))
+		cached, output := complete(t, client, url, q)
+		if cached != want {
+			t.Fatalf("request %d of %d tokens, salt %q: %d tokens are reusable, vLLM reused %d", i, len(q.tokens), q.salt, want, cached)
+		}
+		reused += btoi(cached > 0)
+		f.answered(talk, q, output)
+		whole := request{tokens: slices.Concat(q.tokens, output), salt: q.salt}
+		eventually(t, "the request's last block is told", func() error {
+			if held := r.ask(e, whole); held != (len(whole.tokens)-1)/engineSize {
+				return fmt.Errorf("%d blocks of %d tokens are held", held, len(whole.tokens))
+			}
+			return nil
+		})
+	}
+	st := r.sink.status()
+	_, evicted := r.checkEvents(e, st.Epoch)
+	t.Logf("150 requests, %d reused something; %d blocks evicted", reused, evicted)
+	if reused < 50 || evicted < 50 || len(st.Counters) > 0 {
+		t.Errorf("%d reused, %d evicted, counters %+v", reused, evicted, st.Counters)
+	}
+}
+
+// complete asks vLLM's server for a completion; it returns what it says of cached tokens, and the tokens generated.
+func complete(t *testing.T, client *http.Client, url string, q request) (cached int, output []uint32) {
+	t.Helper()
+	body := args{
+		"model": "tiny", "prompt": q.tokens, "max_tokens": q.n, "temperature": 0, "ignore_eos": true, "detokenize": false,
+		"return_token_ids": true,
+	}
+	if q.salt != "" {
+		body["cache_salt"] = q.salt
+	}
+	text, err := json.Marshal(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := client.Post(url+"/v1/completions", "application/json", bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var a struct {
+		Choices []struct {
+			Tokens []uint32 `json:"token_ids"`
+		}
+		Usage struct {
+			Details struct {
+				Cached int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+		}
+	}
+	text, err = io.ReadAll(resp.Body)
+	if err == nil {
+		err = json.Unmarshal(text, &a)
+	}
+	if err != nil || len(a.Choices) != 1 || len(a.Choices[0].Tokens) != q.n {
+		t.Fatalf("vLLM answers %v: %s (%v)", resp.Status, text, err)
+	}
+	return a.Usage.Details.Cached, a.Choices[0].Tokens
 }
 
 // windowed is how much of the reusable prefix the group of the sliding window allows: it must hold the blocks that the
