@@ -8,7 +8,7 @@ export KVSTRATA_TRACES ?= $(if $(TRACES),$(abspath $(TRACES)))
 .PHONY: help setup setup-test build demo test race ui-test trace lint generate fuzz interop interop-vllm bench clean
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Install what is missing: Debian packages, the ClickHouse engine, the dashboard's libraries.
 	@./scripts/setup.sh

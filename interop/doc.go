@@ -5,5 +5,5 @@
 // LMCache's own cache server, clients of it and of Redis, and chunk hashes are run likewise, against package
 // connector/lmcache.
 //
-// check.sh runs everything.
+// check.sh runs everything, but for whole engines: engine.sh runs those.
 package interop

@@ -172,15 +172,14 @@ class Session:
         self.publisher.publish = noted_publish
         self.scheduler._preempt_request = noted_preempt
 
-    def add(self, id, tokens, n, salt=None, report=None, seed=None):
+    def add(self, id, tokens, n, salt=None, report=None, random=False):
         """Queues a request for n tokens behind the prompt: the likeliest, or random ones."""
         prompt = {"prompt_token_ids": tokens}
         if salt is not None:
             prompt["cache_salt"] = salt
         params = SamplingParams(
             max_tokens=n,
-            temperature=0 if seed is None else 1,
-            seed=seed,
+            temperature=int(random),
             ignore_eos=True,
             detokenize=False,
             extra_args=None if report is None else {"kv_cache_report_mode": report},

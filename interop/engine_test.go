@@ -139,7 +139,7 @@ type request struct {
 	n      int
 	salt   string
 	report string // kv_cache_report_mode
-	seed   int    // of random tokens; 0: the likeliest ones
+	random bool   // tokens, rather than the likeliest ones
 }
 
 // add queues a request, and returns its name.
@@ -154,8 +154,8 @@ func (e *llm) add(q request) string {
 	if q.report != "" {
 		a["report"] = q.report
 	}
-	if q.seed != 0 {
-		a["seed"] = q.seed
+	if q.random {
+		a["random"] = true
 	}
 	e.command("add", a)
 	return id
@@ -430,11 +430,12 @@ func (f *follower) held(tokens []uint32, salt string) (n int) {
 	return n
 }
 
-// TestEngineCrowd lets requests run beside each other in a pool too small for them, so that some are preempted. Each
+// TestEngineCrowd lets requests run beside each other in a pool too small for them, so that some are preempted, and with
+// long prompts computed in chunks. Each
 // search of vLLM's prefix cache must find what the stream says was there at that moment, in the middle of a batch too.
 func TestEngineCrowd(t *testing.T) {
 	t.Parallel()
-	e, r := startLLM(t, args{"num_gpu_blocks_override": 48}), newRig(t)
+	e, r := startLLM(t, args{"num_gpu_blocks_override": 48, "max_num_batched_tokens": 128}), newRig(t)
 	r.subscribe(quiet(), e.engineFlag(e.endpoint, e.replay))
 	r.awaitReason("connected, but no event yet")
 	f := newTraffic(2)
@@ -570,7 +571,7 @@ func TestEngineSimulated(t *testing.T) {
 		}
 		for range crowd {
 			q, talk := f.next()
-			q.seed = 1 + e.asked // what both generate differs, and is never a part of a prompt
+			q.random = true // what both generate differs, and is never a part of a prompt
 			f.answered(talk, q, nil)
 			id := e.add(q)
 			if err := twin.Submit(sim.Request{ID: id, Prompt: q.tokens, Output: q.n, Salt: q.salt}); err != nil {
