@@ -551,13 +551,24 @@ func (g *saga) Publish(b *event.Batch) error { g.add(b); return nil }
 // event by event, in the same order and the same batches.
 func TestEngineSimulated(t *testing.T) {
 	t.Parallel()
+	for name, budget := range map[string]int{"whole prompts": 4096, "prompts in chunks": 128} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			simulateBeside(t, budget)
+		})
+	}
+}
+
+// simulateBeside runs both engines, with so many tokens a step.
+func simulateBeside(t *testing.T, budget int) {
+	t.Helper()
 	const blocks = 48
-	e, r := startLLM(t, args{"num_gpu_blocks_override": blocks}), newRig(t)
+	e, r := startLLM(t, args{"num_gpu_blocks_override": blocks, "max_num_batched_tokens": budget}), newRig(t)
 	r.subscribe(quiet(), e.engineFlag(e.endpoint, e.replay))
 	r.awaitReason("connected, but no event yet")
 	simulated := new(saga)
 	cfg := sim.DefaultEngineConfig()
-	cfg.PoolBlocks, cfg.BlockSize, cfg.MaxRunning = blocks, engineSize, 8
+	cfg.PoolBlocks, cfg.BlockSize, cfg.MaxRunning, cfg.TokensPerStep = blocks, engineSize, 8, budget
 	twin, err := sim.NewEngine(cfg, simulated)
 	if err != nil {
 		t.Fatal(err)

@@ -98,6 +98,15 @@ func TestEngineStories(t *testing.T) {
 			want: []string{"1: STORED a", "2: STORED a", "4: EVICTED a, STORED b c d", "5: EVICTED a, STORED e"},
 		},
 		{
+			name: "a prompt in chunks is admitted when all of it fits", usable: 4,
+			edit: func(c *sim.EngineConfig) { c.TokensPerStep = 6 },
+			play: func(t *testing.T, e *sim.Engine) {
+				submit(t, e, sim.Request{ID: "1", Prompt: prompt(0, 4), Output: 2}, sim.Request{ID: "2", Prompt: prompt(100, 16)})
+				step(t, e, 1, 5) // request 1 runs in steps 1 and 2, and leaves room for a chunk
+			},
+			want: []string{"1: STORED a", "3: STORED b", "4: STORED b→ c d", "5: EVICTED a, STORED d→ e"},
+		},
+		{
 			name: "a prompt in chunks is stored chunk by chunk, partial blocks when they are full", usable: 8,
 			edit: func(c *sim.EngineConfig) { c.TokensPerStep = 6 },
 			play: func(t *testing.T, e *sim.Engine) {

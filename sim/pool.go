@@ -29,8 +29,8 @@ type BlockPool struct {
 	chunks [][]poolBlock
 	spare  []BlockID // free and not cached, the next to be taken last; they stand before those that were never used
 	fresh  BlockID   // blocks from here on were never used; they stand before the queue, in order
-	queued int     // blocks in the queue
-	cached int     // blocks with a hash
+	queued int       // blocks in the queue
+	cached int       // blocks with a hash
 	first  map[uint64]BlockID
 }
 
