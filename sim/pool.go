@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"iter"
+	"slices"
 )
 
 // BlockID numbers a physical block of a pool.
@@ -17,8 +18,8 @@ const chunkBlocks = 1 << 16
 
 // BlockPool is a fixed number of physical blocks, as vLLM's BlockPool is. A block is in use (by one request or, shared,
 // by several) or free; a free one may still be cached: it keeps its content and its hash until it is taken for something
-// else. The free queue is in LRU order. Several physical blocks may be cached under one hash, since vLLM does not
-// deduplicate.
+// else. The free queue is in LRU order; before it stands what is free and not cached. Several physical blocks may be
+// cached under one hash, since vLLM does not deduplicate.
 //
 // It is not safe for concurrent use. Misuse (a block freed twice, more blocks taken than are free) panics.
 type BlockPool struct {
@@ -26,9 +27,10 @@ type BlockPool struct {
 	evicted func(hash uint64)
 
 	chunks [][]poolBlock
-	fresh  BlockID // blocks from here on were never used; they stand before the queue, in order
-	queued int     // blocks in the queue
-	cached int     // blocks with a hash
+	spare  []BlockID // free and not cached, the next to be taken last; they stand before those that were never used
+	fresh  BlockID   // blocks from here on were never used; they stand before the queue, in order
+	queued int       // blocks in the queue
+	cached int       // blocks with a hash
 	first  map[uint64]BlockID
 }
 
@@ -53,7 +55,7 @@ func NewBlockPool(blocks int, evicted func(hash uint64)) *BlockPool {
 func (p *BlockPool) Usable() int { return p.blocks - 1 }
 
 // Free returns how many blocks can be allocated, those that are cached included.
-func (p *BlockPool) Free() int { return p.blocks - int(p.fresh) + p.queued }
+func (p *BlockPool) Free() int { return len(p.spare) + p.blocks - int(p.fresh) + p.queued }
 
 // Cached returns how many blocks are cached, in use or free.
 func (p *BlockPool) Cached() int { return p.cached }
@@ -110,17 +112,23 @@ func (p *BlockPool) Cache(id BlockID, hash uint64) {
 }
 
 // Release takes one holder from each of a request's blocks, the last block first: so that of a prefix that nobody uses
-// the tail goes before the head.
+// the tail goes before the head. What is not cached is taken again first of all.
 func (p *BlockPool) Release(ids []BlockID) {
+	spares := len(p.spare)
 	for i := len(ids) - 1; i >= 0; i-- {
 		b := p.at(ids[i])
 		if b.refs <= 0 {
 			panic(fmt.Sprintf("sim: BlockPool.Release: block %d is free already", ids[i]))
 		}
-		if b.refs--; b.refs == 0 {
+		switch b.refs--; {
+		case b.refs > 0:
+		case b.cached:
 			p.push(ids[i], b)
+		default:
+			p.spare = append(p.spare, ids[i])
 		}
 	}
+	slices.Reverse(p.spare[spares:])
 }
 
 // Clear forgets every hash, as vLLM's reset_prefix_cache does; it refuses while any block is in use. The order of the
@@ -161,6 +169,11 @@ func (p *BlockPool) grow() {
 
 // pop takes the head of the queue; a block that is cached there loses its hash.
 func (p *BlockPool) pop() BlockID {
+	if last := len(p.spare) - 1; last >= 0 {
+		id := p.spare[last]
+		p.spare = p.spare[:last]
+		return id
+	}
 	if int(p.fresh) < p.blocks {
 		id := p.fresh
 		if int(id) == len(p.chunks)*chunkBlocks {

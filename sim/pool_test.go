@@ -40,12 +40,19 @@ func (n *naivePool) touch(id sim.BlockID) {
 }
 
 func (n *naivePool) release(ids []sim.BlockID) {
+	var spare []sim.BlockID
 	for _, id := range slices.Backward(ids) {
-		if n.refs[id]--; n.refs[id] == 0 {
-			delete(n.refs, id)
+		if n.refs[id]--; n.refs[id] > 0 {
+			continue
+		}
+		delete(n.refs, id)
+		if _, cached := n.hash[id]; cached {
 			n.queue = append(n.queue, id)
+		} else {
+			spare = append(spare, id)
 		}
 	}
+	n.queue = append(spare, n.queue...)
 }
 
 // machine drives a pool and its model with the same operations.

@@ -143,8 +143,8 @@ func (e *Engine) start(s *sequence, budget int) int {
 	case s.external:
 		want = len(s.Prompt)
 	}
-	missing := (want+size-1)/size - len(hits)
-	if missing+idle > e.pool.Free() {
+	missing, whole := (want+size-1)/size-len(hits), (s.tokens()+size-1)/size-len(hits)
+	if whole+idle > e.pool.Free() { // all of it must fit, though it may come in chunks
 		return noRoom
 	}
 	for _, id := range hits {
