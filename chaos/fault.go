@@ -19,7 +19,6 @@ const (
 	loseNATS     kind = "lose-nats"     // SIGKILL, and its store is gone when it is back
 	killInsert   kind = "kill-insert"   // the ClickHouse child, SIGKILL during an insert
 	fillDisk     kind = "fill-disk"     // ClickHouse's has no room For
-	resetEngine  kind = "reset"         // the engine clears its cache
 	dropFrames   kind = "drop"          // N batches of the live socket
 	loseFrames   kind = "lose"          // N batches that no replay brings either
 	dupFrames    kind = "duplicate"     // N batches
@@ -78,7 +77,6 @@ func plots(engines []string, disk bool) []plot {
 		{loseNATS, []string{natsName}, 1},
 		{killInsert, []string{clickhouseName}, 2},
 		{fillDisk, []string{clickhouseName}, 1},
-		{resetEngine, engines, 1},
 		{dropFrames, engines, 3},
 		{loseFrames, engines, 1},
 		{dupFrames, engines, 2},

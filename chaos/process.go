@@ -239,8 +239,8 @@ func children(pid int) (all []int) {
 	return all
 }
 
-// sweep ends what is left of this process's descendants: a fleet that was left in a hurry may leave children of its own. They
-// become this process's when their parents have ended.
+// sweep ends what is left of this process's descendants, and returns what ran. Children whose parents have ended become this
+// process's, those that were killed with them as well.
 func sweep() (ended []int) {
 	for range 100 {
 		left := children(os.Getpid())
@@ -248,10 +248,12 @@ func sweep() (ended []int) {
 			break
 		}
 		for _, pid := range left {
-			ended = append(ended, pid)
-			_ = syscall.Kill(pid, syscall.SIGKILL)
 			var status syscall.WaitStatus
-			_, _ = syscall.Wait4(pid, &status, 0, nil)
+			if had, err := syscall.Wait4(pid, &status, syscall.WNOHANG, nil); err == nil && had == 0 { // it had not ended
+				ended = append(ended, pid)
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+				_, _ = syscall.Wait4(pid, &status, 0, nil)
+			}
 		}
 	}
 	return ended

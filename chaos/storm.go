@@ -96,8 +96,8 @@ func (c *chaos) harm(ctx context.Context, f fault) {
 
 func (c *chaos) inject(ctx context.Context, f fault) (note string, err error) {
 	if e := c.fleet.engine(f.Target); e != nil {
-		if err, ok := c.injectProxy(ctx, e, f); ok {
-			return "", err
+		if c.injectProxy(ctx, e, f) {
+			return "", nil
 		}
 	}
 	p := c.fleet.processes[f.Target]
@@ -134,12 +134,10 @@ func (c *chaos) inject(ctx context.Context, f fault) (note string, err error) {
 // longStop is from when on an engine that stands still may be asked in vain for a replay.
 const longStop = 4 * time.Second
 
-// injectProxy does the faults of an engine's proxy, and its reset; ok is false for those of its process.
-func (c *chaos) injectProxy(ctx context.Context, e *engine, f fault) (err error, ok bool) {
+// injectProxy does the faults of an engine's proxy; ok is false for those of its process.
+func (c *chaos) injectProxy(ctx context.Context, e *engine, f fault) (ok bool) {
 	live, replay := e.proxy.live, e.proxy.replay
 	switch f.Kind {
-	case resetEngine:
-		err = e.reset(ctx)
 	case dropFrames:
 		live.change(func(p *plan) { p.drop += f.N })
 	case loseFrames:
@@ -166,9 +164,9 @@ func (c *chaos) injectProxy(ctx context.Context, e *engine, f fault) (err error,
 		replay.cut(f.For)
 		sleep(ctx, f.For)
 	default:
-		return nil, false
+		return false
 	}
-	return err, true
+	return true
 }
 
 var errNoClickHouse = errors.New("history has no ClickHouse child at the moment")
@@ -280,9 +278,8 @@ func (c *chaos) settle(ctx context.Context) {
 	c.mu.Lock()
 	c.quiet = append(c.quiet, found)
 	c.mu.Unlock()
-	partial := c.resetPartial(ctx, found)
-	if len(partial) > 0 {
-		c.say("quiet point %d: %s partial, and cleared now", round, strings.Join(partial, ", "))
+	if cleared := c.clear(ctx, round, found); len(cleared) > 0 {
+		c.say("quiet point %d: %s cleared now", round, strings.Join(cleared, ", "))
 		c.agree(ctx, round, true)
 	}
 	batches := 0
@@ -329,13 +326,17 @@ func (c *chaos) compare(ctx context.Context, e *engine) finding {
 	return compare(t, x, h)
 }
 
-// resetPartial clears the caches of engines whose sources are partial, and returns their names.
-func (c *chaos) resetPartial(ctx context.Context, found map[string]finding) (names []string) {
-	for _, e := range c.fleet.engines {
-		if !found[e.name].Partial {
+// clear has engines clear their caches: those whose sources are partial, and one in turn. It returns which.
+func (c *chaos) clear(ctx context.Context, round int, found map[string]finding) (names []string) {
+	for i, e := range c.fleet.engines {
+		name := e.name
+		switch {
+		case found[e.name].Partial:
+			name += " (partial)"
+		case i != round%len(c.fleet.engines):
 			continue
 		}
-		names = append(names, e.name)
+		names = append(names, name)
 		if err := insist(ctx, func() error { return e.reset(ctx) }); err != nil {
 			c.violate("%s does not clear its cache: %v", e.name, err)
 		}
