@@ -5,7 +5,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo deve
 TRACES  := $(wildcard ../shared/data)
 export KVSTRATA_TRACES ?= $(if $(TRACES),$(abspath $(TRACES)))
 
-.PHONY: help setup setup-test build demo test race ui-test trace lint generate fuzz interop bench clean
+.PHONY: help setup setup-test build demo test race ui-test trace lint generate fuzz interop chaos bench clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,12 @@ fuzz: setup ## Fuzz every decoder for FUZZTIME each.
 
 interop: setup-test ## Check against vLLM's and LMCache's own code (installed in Python environments).
 	interop/check.sh
+
+CHAOSTIME ?= 60s
+CHAOSSEED ?= 0
+chaos: build ## Kill, stop and cut off real processes at random for CHAOSTIME, and compare (docs/chaos.md).
+	$(GO) build -o bin/chaos ./chaos
+	bin/chaos --time $(CHAOSTIME) --seed $(CHAOSSEED)
 
 bench: build ## Measure the pipeline.
 	bin/kvstrata bench pipeline --batch 16

@@ -204,6 +204,7 @@ func differences[K comparable](want, got map[K]int) (long, short int) {
 // batch is there twice or in part, and what is not there is in the ledger.
 func (f *finding) rows(t *truth, h *kept) {
 	told := make(map[[2]int]event.Epoch) // by life and sequence
+	lost := make(map[[2]int]struct{})
 	for _, epoch := range epochs(h) {
 		of := -1
 		there := make(map[uint64]bool)
@@ -248,10 +249,16 @@ func (f *finding) rows(t *truth, h *kept) {
 			last = max(last, uint64(h.Mark.Seq))
 		}
 		f.holes(h, epoch, there, first, last)
+		for _, s := range h.Spans[epoch] {
+			for seq := s.First; s.Kind == "lost" && seq <= s.Last; seq++ {
+				lost[[2]int{of, int(seq)}] = struct{}{}
+			}
+		}
 		if of >= 0 && of < len(t.Lives)-1 {
 			f.Tail += max(len(t.Lives[of].Batches)-1-int(last), 0)
 		}
 	}
+	f.Lost = len(lost)
 }
 
 // holes checks that what an epoch lacks between its first and its last batch is in the ledger.
@@ -268,11 +275,6 @@ func (f *finding) holes(h *kept, epoch event.Epoch, there map[uint64]bool, first
 	}
 	if missing > 0 {
 		f.wrong("history lacks %d batches of epoch %d, and its ledger does not say so: %d is one", missing, epoch, example)
-	}
-	for _, s := range h.Spans[epoch] {
-		if s.Kind == "lost" {
-			f.Lost += int(s.Last-s.First) + 1
-		}
 	}
 }
 
