@@ -54,7 +54,7 @@ func main() {
 	flag.IntVar(&o.engines, "engines", 3, "simulated engines; the first keeps few batches for replay")
 	flag.DurationVar(&o.patience, "patience", 75*time.Second, "how long a quiet point may take")
 	flag.StringVar(&o.faults, "faults", "", "only these kinds of faults, separated by commas")
-	flag.BoolVar(&o.keep, "keep", false, "keep logs and data also when all is well")
+	flag.BoolVar(&o.keep, "keep", false, "keep logs and journals also when all is well")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code, isolated := isolate(ctx)
@@ -81,7 +81,10 @@ func exitCode(err error) int {
 	}
 }
 
-var errUsage = errors.New("usage")
+var (
+	errUsage       = errors.New("usage")
+	errInterrupted = errors.New("interrupted")
+)
 
 // serveNATS is the NATS server's process.
 func serveNATS(at, dir string) int {
@@ -142,7 +145,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	noDisk := mountSmall(f.historyDir)
 	keep := o.keep
 	defer func() {
-		keep = keep || err != nil
+		keep = keep || err != nil && !errors.Is(err, errInterrupted)
 		err = errors.Join(err, f.close(noDisk == nil, keep))
 	}()
 	all, err := only(plots(f.engineNames(), noDisk == nil), strings.FieldsFunc(o.faults, func(r rune) bool { return r == ',' }))
@@ -189,7 +192,12 @@ func (c *chaos) run(ctx context.Context, storms [][]fault, length time.Duration)
 		return err
 	}
 	c.say("everything runs")
-	around.Go(func() { c.watch(aroundCtx) })
+	seen, err := os.Create(filepath.Join(c.fleet.logs(), "watch.log"))
+	if err != nil {
+		return err
+	}
+	defer seen.Close()
+	around.Go(func() { c.watch(aroundCtx, seen) })
 	around.Go(func() {
 		if err := c.traffic.run(aroundCtx); err != nil {
 			c.violate("the traffic ended: %v", err)
@@ -198,11 +206,16 @@ func (c *chaos) run(ctx context.Context, storms [][]fault, length time.Duration)
 	for _, faults := range storms {
 		c.storm(ctx, faults, length)
 		if ctx.Err() != nil {
-			return errors.New("interrupted")
+			return errInterrupted
 		}
+		before := len(c.violations)
 		c.settle(ctx)
+		if ctx.Err() != nil { // what was not waited for is not wrong
+			c.violations = c.violations[:before]
+			return errInterrupted
+		}
 	}
-	return ctx.Err()
+	return nil
 }
 
 // leave looks at what the processes said at their end, and ends what is left of them.

@@ -107,15 +107,15 @@ func newFleet(dir, binary, self string, engines int) (*fleet, error) {
 	return f, err
 }
 
-// close removes what the fleet left, but for logs that are to be kept. Data that are to be kept as well must not lie on a disk
-// that ends with this process.
+// close removes what the fleet left, but for the logs and journals where they are to be kept.
 func (f *fleet) close(mounted, keep bool) error {
 	errs := []error{f.tables.close()}
 	if mounted {
 		errs = append(errs, unmount(f.historyDir))
 	}
+	errs = append(errs, os.RemoveAll(f.natsDir), os.RemoveAll(filepath.Join(f.dir, "data")))
 	if !keep {
-		return errors.Join(append(errs, os.RemoveAll(f.dir))...)
+		errs = append(errs, os.RemoveAll(f.dir))
 	}
 	return errors.Join(errs...)
 }

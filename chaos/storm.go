@@ -206,47 +206,58 @@ func (c *chaos) killInsert(ctx context.Context) (note string, err error) {
 	return note, syscall.Kill(pid, syscall.SIGKILL)
 }
 
-// watch looks again and again whether everything flows, and notes when it did after each fault, until ctx ends.
-func (c *chaos) watch(ctx context.Context) {
+// watch looks again and again whether everything flows, notes when it did after each fault, and writes down what it sees, until
+// ctx ends.
+func (c *chaos) watch(ctx context.Context, seen io.Writer) {
 	for ctx.Err() == nil {
 		sleep(ctx, 500*time.Millisecond)
 		look, cancel := context.WithTimeout(ctx, 2*time.Second)
-		heard, err := c.heard(look)
+		heard, last, err := c.heard(look)
 		cancel()
-		if err == nil {
-			c.recovered(heard)
+		at := time.Since(c.began).Seconds()
+		if err != nil {
+			fmt.Fprintf(seen, "[%6.1fs] %v\n", at, err)
+			continue
 		}
+		fmt.Fprintf(seen, "[%6.1fs] behind by %.1f s: %s\n", at, time.Since(heard).Seconds(), last)
+		c.recovered(heard)
 	}
 }
 
 // heard returns since when, at the latest, everything flows: the reception of the last batch that both the index and history
-// have, of the source that is furthest behind. It is an error when a source is in doubt.
-func (c *chaos) heard(ctx context.Context) (time.Time, error) {
-	infos, err := sourcesAt(ctx, c.fleet.processes[indexName].said("api"))
+// have, of the source that is furthest behind, and which one that is. It is an error when a source is in doubt.
+func (c *chaos) heard(ctx context.Context) (oldest time.Time, last string, err error) {
+	api := c.fleet.processes[indexName].said("api")
+	if api == "" {
+		return oldest, "", fmt.Errorf("ask the index: %w", errBetween)
+	}
+	infos, err := sourcesAt(ctx, api)
 	if err != nil {
-		return time.Time{}, err
+		return oldest, "", fmt.Errorf("ask the index: %w", err)
 	}
 	kept, err := c.fleet.tables.received(ctx)
 	if err != nil {
-		return time.Time{}, err
+		return oldest, "", fmt.Errorf("ask history: %w", err)
 	}
 	oldest, found := time.Now(), 0
 	for _, info := range infos {
-		at := time.UnixMilli(info.Heard)
 		if info.State != event.StateLive && info.State != event.StatePartial {
-			return time.Time{}, fmt.Errorf("%v is %v", info.Source, info.State)
+			return oldest, "", fmt.Errorf("%v is %v: %s", info.Source, info.State, info.Reason)
 		}
-		for _, at := range []time.Time{at, kept[info.Source.Tokens()]} {
+		for by, at := range map[string]time.Time{"the index": time.UnixMilli(info.Heard), "history": kept[info.Source.Tokens()]} {
+			if at.Before(c.began) {
+				return oldest, "", fmt.Errorf("%s has nothing of %v yet", by, info.Source)
+			}
 			if at.Before(oldest) {
-				oldest = at
+				oldest, last = at, fmt.Sprintf("%s with %v", by, info.Source)
 			}
 		}
 		found++
 	}
 	if found < len(c.fleet.engines) {
-		return time.Time{}, errUnknown
+		return oldest, "", errUnknown
 	}
-	return oldest, nil
+	return oldest, last, nil
 }
 
 func (c *chaos) recovered(heard time.Time) {
