@@ -312,6 +312,9 @@ func (e *engine) truth(ctx context.Context, streamLost bool) (*truth, error) {
 		}
 		t.Lives = append(t.Lives, life{Batches: batches, Replayable: e.replayable(n, len(batches), spoilt)})
 	}
+	if err := e.confirm(ctx, t.Lives[lives-1].Batches); err != nil {
+		return nil, err
+	}
 	at := e.process.said("api")
 	if at == "" {
 		return nil, errBetween
@@ -324,6 +327,23 @@ func (e *engine) truth(ctx context.Context, streamLost bool) (*truth, error) {
 	defer e.proxy.mu.Unlock()
 	t.Dropped, t.Passed = e.proxy.dropped.clone(), e.proxy.passed.clone()
 	return t, nil
+}
+
+// confirm holds the journal of the present life against the engine's own totals.
+func (e *engine) confirm(ctx context.Context, batches []batch) error {
+	s, err := e.story(ctx)
+	if err != nil {
+		return err
+	}
+	var stored, evicted uint64
+	for _, b := range batches {
+		stored, evicted = stored+uint64(b.Stored), evicted+uint64(b.Evicted)
+	}
+	if s.Published != uint64(len(batches)) || s.Stats.BlocksStored != stored || s.Stats.BlocksEvicted != evicted {
+		return fmt.Errorf("its journal has %d batches with %d blocks stored and %d evicted, it tells of %d, %d and %d", len(batches), stored, evicted,
+			s.Published, s.Stats.BlocksStored, s.Stats.BlocksEvicted)
+	}
+	return nil
 }
 
 func (e *engine) replayable(life, batches, spoilt int) bool {

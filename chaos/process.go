@@ -57,6 +57,7 @@ func (p *process) run(ctx context.Context) {
 		}
 		between := p.before
 		p.pid, p.before, p.expected = 0, nil, false
+		clear(p.told)
 		p.tell()
 		p.mu.Unlock()
 		fmt.Fprintf(p.log, "--- chaos: life %d ended: %v\n", p.life, err)
@@ -80,6 +81,7 @@ func (p *process) live(ctx context.Context) error {
 	defer runtime.UnlockOSThread()
 	p.mu.Lock()
 	p.life++
+	clear(p.told)
 	args := p.args(p.life)
 	p.mu.Unlock()
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
@@ -99,7 +101,6 @@ func (p *process) live(ctx context.Context) error {
 	}
 	p.mu.Lock()
 	p.pid = cmd.Process.Pid
-	clear(p.told)
 	p.tell()
 	p.mu.Unlock()
 	p.listen(out)

@@ -206,11 +206,20 @@ func (c *chaos) killInsert(ctx context.Context) (note string, err error) {
 	return note, syscall.Kill(pid, syscall.SIGKILL)
 }
 
+const (
+	watchPause = 500 * time.Millisecond
+	stalled    = 2 * time.Second // from then on a pause that was too long is told
+)
+
 // watch looks again and again whether everything flows, notes when it did after each fault, and writes down what it sees, until
 // ctx ends.
 func (c *chaos) watch(ctx context.Context, seen io.Writer) {
 	for ctx.Err() == nil {
-		sleep(ctx, 500*time.Millisecond)
+		slept := time.Now()
+		sleep(ctx, watchPause)
+		if stood := time.Since(slept) - watchPause; stood > stalled {
+			c.say("the machine stood still for %.1f s: recoveries take that in", stood.Seconds())
+		}
 		look, cancel := context.WithTimeout(ctx, 2*time.Second)
 		heard, last, err := c.heard(look)
 		cancel()

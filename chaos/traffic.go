@@ -17,7 +17,6 @@ type traffic struct {
 	config  sim.TrafficConfig
 	slots   map[*engine]chan struct{}
 	group   sync.WaitGroup
-	stopped sync.WaitGroup
 
 	served, failed atomic.Uint64
 
