@@ -23,10 +23,11 @@ func (b batch) stamp() stamp { return stamp{seq: b.Seq, time: b.Time} }
 // life is one life of an engine, by its own journal: every batch that it can have published, in order, from sequence 0.
 type life struct {
 	Batches []batch
-	// Replayable says that a replay could bring every batch of this life all the time: the engine keeps them all, and nobody
-	// came between.
-	Replayable bool
+	Buffer  int // how many of the last batches a replay can bring
 }
+
+// window is a time, in µs by the engine's clock, at which a replay was kept from being what it should be.
+type window struct{ From, To int64 }
 
 // blockKey is what a resident set counts copies of.
 type blockKey struct {
@@ -48,6 +49,9 @@ type truth struct {
 	Resident map[blockKey]int
 	Dropped  stamps // what the proxy kept back
 	Passed   stamps // what it handed on
+	Withheld stamps // what it hands on to nobody, neither live nor in a replay
+	// Disturbed are times in and around which a batch may be lost that was in the engine's buffer.
+	Disturbed []window
 	// StreamLost says that the bus lost its store: what was told may have been told again, in another epoch.
 	StreamLost bool
 }
@@ -149,8 +153,6 @@ func (f *finding) trust(now life, t *truth, x *indexed) {
 		f.wrong("the ledger does not add up: %+v", *ledger)
 	case !ledger.Started || ledger.Last != info.LastSeq:
 		f.wrong("the ledger ends at %d, the index at %d", ledger.Last, info.LastSeq)
-	case now.Replayable && ledger.Lost > 0:
-		f.wrong("the ledger has %d lost batches that a replay could have brought: %+v", ledger.Lost, ledger.Holes)
 	}
 	if info.Digest.Last != "agreed" {
 		f.wrong("the digest: %s (%d agreed, %d differed)", info.Digest.Last, info.Digest.Agreed, info.Digest.Differed)
@@ -249,10 +251,17 @@ func (f *finding) rows(t *truth, h *kept) {
 			last = max(last, uint64(h.Mark.Seq))
 		}
 		f.holes(h, epoch, there, first, last)
+		needless := 0
 		for _, s := range h.Spans[epoch] {
 			for seq := s.First; s.Kind == "lost" && seq <= s.Last; seq++ {
 				lost[[2]int{of, int(seq)}] = struct{}{}
+				if of >= 0 && t.couldBeHad(t.Lives[of], seq) {
+					needless++
+				}
 			}
+		}
+		if needless > 0 {
+			f.wrong("%d batches of epoch %d are lost that a replay could have brought", needless, epoch)
 		}
 		if of >= 0 && of < len(t.Lives)-1 {
 			f.Tail += max(len(t.Lives[of].Batches)-1-int(last), 0)
@@ -284,6 +293,15 @@ func epochs(h *kept) (all []event.Epoch) {
 	}
 	slices.Sort(all)
 	return all
+}
+
+// couldBeHad reports whether a replay could bring a batch of a life all the time.
+func (t *truth) couldBeHad(l life, seq uint64) bool {
+	if seq >= uint64(len(l.Batches)) || int(seq) < len(l.Batches)-l.Buffer {
+		return false
+	}
+	b := l.Batches[seq]
+	return !t.Withheld.has(b.stamp()) && !slices.ContainsFunc(t.Disturbed, func(w window) bool { return w.From <= b.Time && b.Time <= w.To })
 }
 
 // find returns the life that a batch is of.

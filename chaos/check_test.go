@@ -25,7 +25,7 @@ const (
 
 func newWorld() *world {
 	w := &world{
-		truth: &truth{Resident: make(map[blockKey]int), Dropped: make(stamps), Passed: make(stamps)},
+		truth: &truth{Resident: make(map[blockKey]int), Dropped: make(stamps), Passed: make(stamps), Withheld: make(stamps)},
 		indexed: &indexed{
 			Info: prefix.SourceInfo{
 				State: event.StatePartial, Epoch: epoch, Started: true, LastSeq: 4, Balanced: true,
@@ -42,13 +42,14 @@ func newWorld() *world {
 		},
 	}
 	for number, e := range []event.Epoch{firstEpoch, epoch} {
-		var l life
+		l := life{Buffer: 100}
 		for seq := range uint64(5) {
 			b := batch{Seq: seq, Time: int64(1+number)*1_000_000 + int64(seq)*20_000, Stored: 2, Evicted: int(seq % 2)}
 			l.Batches = append(l.Batches, b)
 			switch {
 			case number == 1 && seq == 2:
 				w.truth.Dropped.add(b.stamp())
+				w.truth.Withheld.add(b.stamp())
 				continue
 			case number == 1 && seq == 3: // a replay brought it
 				w.truth.Dropped.add(b.stamp())
@@ -124,7 +125,16 @@ func TestCompare(t *testing.T) {
 			w.indexed.Info.Ledger.Lost, w.indexed.Info.Ledger.Live = 0, 4
 		}, "1 batches never reached a subscriber, and the ledger has 0 lost ones"},
 		{"the ledger does not add up", func(w *world) { w.indexed.Info.Ledger.Live++ }, "the ledger does not add up"},
-		{"a loss without a reason", func(w *world) { w.truth.Lives[1].Replayable = true }, "1 lost batches that a replay could have brought"},
+		{"a loss without a reason", func(w *world) { clear(w.truth.Withheld) }, "1 batches of epoch 200 are lost that a replay could have brought"},
+		{"a loss of what the engine no longer kept", func(w *world) {
+			clear(w.truth.Withheld)
+			w.truth.Lives[1].Buffer = 2
+		}, ""},
+		{"a loss while the replay was silent", func(w *world) {
+			clear(w.truth.Withheld)
+			at := w.truth.Lives[1].Batches[2].Time
+			w.truth.Disturbed = []window{{From: at - 10, To: at + 10}}
+		}, ""},
 		{"a row twice", func(w *world) { w.kept.Batches[epoch][0].Again = 1 }, "history has 1 rows of batch 0, epoch 200, twice"},
 		{"a block twice", func(w *world) { w.kept.Batches[epoch][0].Stored++ }, "history has batch 0 of epoch 200 as"},
 		{"a block of a batch is missing", func(w *world) { w.kept.Batches[epoch][0].Stored-- }, "history has batch 0 of epoch 200 as"},

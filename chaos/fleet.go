@@ -39,9 +39,10 @@ type engine struct {
 	buffer  int // batches kept for replay
 	dir     string
 
-	mu       sync.Mutex
-	disturbs map[int]bool // lives in which the engine itself could not have answered a replay
-	spoilt   map[int]int  // what the replay's lane had spoilt when a life began
+	began time.Time // the engine's clock showed the real time then
+
+	mu    sync.Mutex
+	stood []time.Time // when the engine stood still for long
 }
 
 // What the engines are like. One of them keeps so few batches for replay that an outage really loses some.
@@ -138,7 +139,7 @@ func (f *fleet) role(name, role string) []string {
 
 func (f *fleet) addEngine(i int, began int64) error {
 	e := &engine{
-		name: fmt.Sprintf("engine-%d", i), buffer: longBuffer, dir: f.logs(), disturbs: make(map[int]bool), spoilt: make(map[int]int),
+		name: fmt.Sprintf("engine-%d", i), buffer: longBuffer, dir: f.logs(), began: time.Unix(0, began),
 	}
 	if i == 0 {
 		e.buffer = shortBuffer
@@ -156,7 +157,6 @@ func (f *fleet) addEngine(i int, began int64) error {
 		return err
 	}
 	err = f.add(e.name, func(life int) []string {
-		e.born(life)
 		return []string{
 			f.binary, "engine", "--name", e.name, "--model", model, "--pool-blocks", fmt.Sprint(poolBlocks), "--block-size", fmt.Sprint(blockSize),
 			"--seed", fmt.Sprint(i), "--events", "tcp://" + events, "--replay", "tcp://" + replay, "--buffer-steps", fmt.Sprint(e.buffer),
@@ -245,20 +245,26 @@ func (e *engine) journal(life int) string {
 	return filepath.Join(e.dir, fmt.Sprintf("%s.life-%03d.jsonl", e.name, life))
 }
 
-// born notes how the replay's lane was when a life began.
-func (e *engine) born(life int) {
-	spoilt := e.proxy.replay.spoilt()
+// standsStill notes that the engine can't answer for long.
+func (e *engine) standsStill() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.spoilt[life] = spoilt
+	e.stood = append(e.stood, time.Now())
 }
 
-// disturbed notes that the engine could not answer for long.
-func (e *engine) disturbed() {
-	life := e.process.lives()
+// aftermath is how long before and behind a disturbance batches may be lost by it: a replay is given up after three attempts of 5 s,
+// and may have waited for another.
+const aftermath = 30 * time.Second
+
+// disturbed returns the times, by the engine's clock, in which replays were not all that they should be.
+func (e *engine) disturbed() (all []window) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.disturbs[life] = true
+	for _, at := range append(e.proxy.replay.disturbed(), e.stood...) {
+		shows := func(at time.Time) int64 { return e.began.Add(speed * at.Sub(e.began)).UnixMicro() }
+		all = append(all, window{From: shows(at.Add(-aftermath)), To: shows(at.Add(aftermath))})
+	}
+	return all
 }
 
 // engineStory is what an engine's process tells of itself.
@@ -302,15 +308,14 @@ func (e *engine) serve(ctx context.Context, r *sim.Request) error {
 
 // truth reads what the engine did in all its lives. It stands still.
 func (e *engine) truth(ctx context.Context, streamLost bool) (*truth, error) {
-	t := &truth{StreamLost: streamLost}
+	t := &truth{StreamLost: streamLost, Disturbed: e.disturbed()}
 	lives := e.process.lives()
-	spoilt := e.proxy.replay.spoilt()
 	for n := 1; n <= lives; n++ {
 		batches, err := readJournal(e.journal(n))
 		if err != nil {
 			return nil, err
 		}
-		t.Lives = append(t.Lives, life{Batches: batches, Replayable: e.replayable(n, len(batches), spoilt)})
+		t.Lives = append(t.Lives, life{Batches: batches, Buffer: e.buffer})
 	}
 	if err := e.confirm(ctx, t.Lives[lives-1].Batches); err != nil {
 		return nil, err
@@ -325,7 +330,7 @@ func (e *engine) truth(ctx context.Context, streamLost bool) (*truth, error) {
 	}
 	e.proxy.mu.Lock()
 	defer e.proxy.mu.Unlock()
-	t.Dropped, t.Passed = e.proxy.dropped.clone(), e.proxy.passed.clone()
+	t.Dropped, t.Passed, t.Withheld = e.proxy.dropped.clone(), e.proxy.passed.clone(), e.proxy.withheld.clone()
 	return t, nil
 }
 
@@ -344,16 +349,6 @@ func (e *engine) confirm(ctx context.Context, batches []batch) error {
 			s.Published, s.Stats.BlocksStored, s.Stats.BlocksEvicted)
 	}
 	return nil
-}
-
-func (e *engine) replayable(life, batches, spoilt int) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	until, ended := e.spoilt[life+1]
-	if !ended {
-		until = spoilt
-	}
-	return batches <= e.buffer && !e.disturbs[life] && until == e.spoilt[life]
 }
 
 // look reads all three sides of an engine's story.

@@ -60,12 +60,11 @@ type lane struct {
 	to       string // host:port of the engine
 	isReplay bool
 
-	mu          sync.Mutex
-	conns       map[net.Conn]struct{}
-	plan        plan
-	shut        time.Time // no connection before then
-	interfered  int       // batches and connections that this lane spoilt
-	faultedLast time.Time
+	mu     sync.Mutex
+	conns  map[net.Conn]struct{}
+	plan   plan
+	shut   time.Time   // no connection before then
+	spoilt []time.Time // when the lane was not as it should be, once a second at most
 }
 
 // plan is what happens to the next messages of a lane.
@@ -148,7 +147,11 @@ func (l *lane) serve(ctx context.Context, client net.Conn) {
 func (l *lane) enter(ctx context.Context, conns ...net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if ctx.Err() != nil || time.Now().Before(l.shut) {
+	if ctx.Err() != nil {
+		return false
+	}
+	if time.Now().Before(l.shut) {
+		l.interfere()
 		return false
 	}
 	for _, c := range conns {
@@ -194,17 +197,19 @@ func (l *lane) heal() {
 	l.plan, l.shut = plan{}, time.Time{}
 }
 
-// interfere notes that the lane was not as it should be.
+// interfere notes that the lane is not as it should be.
 func (l *lane) interfere() {
-	l.interfered++
-	l.faultedLast = time.Now()
+	now := time.Now()
+	if n := len(l.spoilt); n == 0 || now.Sub(l.spoilt[n-1]) > time.Second {
+		l.spoilt = append(l.spoilt, now)
+	}
 }
 
-// spoilt returns how often the lane was not as it should be.
-func (l *lane) spoilt() int {
+// disturbed returns when the lane was not as it should be.
+func (l *lane) disturbed() []time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.interfered
+	return slices.Clone(l.spoilt)
 }
 
 var errCut = errors.New("the connection is cut")

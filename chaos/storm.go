@@ -120,7 +120,7 @@ func (c *chaos) inject(ctx context.Context, f fault) (note string, err error) {
 			return "", c.stopClickHouse(ctx, f.For)
 		}
 		if e := c.fleet.engine(f.Target); e != nil && f.For > longStop {
-			e.disturbed()
+			e.standsStill()
 		}
 		return "", p.pause(ctx, f.For)
 	case killInsert:
@@ -298,10 +298,12 @@ func (c *chaos) settle(ctx context.Context) {
 	c.mu.Lock()
 	c.quiet = append(c.quiet, found)
 	c.mu.Unlock()
-	if cleared := c.clear(ctx, round, found); len(cleared) > 0 {
-		c.say("quiet point %d: %s cleared now", round, strings.Join(cleared, ", "))
-		c.agree(ctx, round, true)
+	if ctx.Err() != nil {
+		return
 	}
+	cleared := c.clear(ctx, round, found)
+	c.say("quiet point %d: %s cleared now", round, strings.Join(cleared, ", "))
+	c.agree(ctx, round, true)
 	batches := 0
 	for _, f := range found {
 		batches += f.Batches
