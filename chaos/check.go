@@ -207,6 +207,7 @@ func differences[K comparable](want, got map[K]int) (long, short int) {
 func (f *finding) rows(t *truth, h *kept) {
 	told := make(map[[2]int]event.Epoch) // by life and sequence
 	lost := make(map[[2]int]struct{})
+	known := make(map[int]int) // batches from 0 on, by life
 	for _, epoch := range epochs(h) {
 		of := -1
 		there := make(map[uint64]bool)
@@ -263,11 +264,14 @@ func (f *finding) rows(t *truth, h *kept) {
 		if needless > 0 {
 			f.wrong("%d batches of epoch %d are lost that a replay could have brought", needless, epoch)
 		}
-		if of >= 0 && of < len(t.Lives)-1 {
-			f.Tail += max(len(t.Lives[of].Batches)-1-int(last), 0)
+		if of >= 0 {
+			known[of] = max(known[of], int(last)+1)
 		}
 	}
 	f.Lost = len(lost)
+	for number, l := range t.Lives[:len(t.Lives)-1] {
+		f.Tail += max(len(l.Batches)-known[number], 0)
+	}
 }
 
 // holes checks that what an epoch lacks between its first and its last batch is in the ledger.
