@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"syscall"
 	"time"
 )
@@ -26,7 +25,7 @@ func unmount(dir string) error { return syscall.Unmount(dir, syscall.MNT_DETACH)
 
 // fill fills the disk at a folder for a time.
 func fill(ctx context.Context, dir string, long time.Duration) (err error) {
-	f, err := os.Create(filepath.Join(dir, "filler"))
+	f, err := os.CreateTemp(dir, "filler-*")
 	if err != nil {
 		return err
 	}
