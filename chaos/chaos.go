@@ -109,6 +109,30 @@ func serveNATS(at, dir string) int {
 // stormLength is how long one storm lasts.
 const stormLength = 30 * time.Second
 
+// makeFleet makes the fleet in a new folder.
+func (o *options) makeFleet() (*fleet, error) {
+	binary, err := filepath.Abs(o.binary)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(binary); err != nil {
+		return nil, fmt.Errorf("--binary: %w; make build makes it (%w)", err, errUsage)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "kvstrata-chaos-")
+	if err != nil {
+		return nil, err
+	}
+	f, err := newFleet(dir, binary, self, o.engines)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return f, nil
+}
+
 // run runs storms for a time, and quiet points between them.
 func run(ctx context.Context, o options, out io.Writer) (err error) {
 	if o.time < time.Second || o.engines < 1 || o.engines > 16 {
@@ -119,26 +143,11 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	}
 	storms := max(1, int((o.time+stormLength/2)/stormLength))
 	length := o.time / time.Duration(storms)
-	binary, err := filepath.Abs(o.binary)
-	if err != nil {
-		return err
-	}
-	if _, err := os.Stat(binary); err != nil {
-		return fmt.Errorf("--binary: %w; make build makes it (%w)", err, errUsage)
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
 	// Whoever loses its parent becomes ours, so that nobody is left behind.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become the parent of orphans: %w", err)
 	}
-	dir, err := os.MkdirTemp("", "kvstrata-chaos-")
-	if err != nil {
-		return err
-	}
-	f, err := newFleet(dir, binary, self, o.engines)
+	f, err := o.makeFleet()
 	if err != nil {
 		return err
 	}
@@ -152,7 +161,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	if err != nil {
 		return fmt.Errorf("%w (%w)", err, errUsage)
 	}
-	c := &chaos{fleet: f, traffic: newTraffic(o.seed, f.engines), out: out, patience: o.patience, began: time.Now()}
+	c := &chaos{fleet: f, traffic: newTraffic(o.seed, f.engines), out: out, patience: o.patience, began: time.Now(), noDisk: noDisk}
 	fmt.Fprintf(out, "chaos with seed %d: %d storms of %v; CHAOSSEED=%d CHAOSTIME=%v has the same faults again\n", o.seed, storms, length, o.seed, o.time)
 	fmt.Fprintf(out, "logs and journals: %s\n", f.logs())
 	if noDisk != nil {

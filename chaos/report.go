@@ -43,7 +43,7 @@ func tally(done []*injury) (all []tallied) {
 	return all
 }
 
-// report prints the figures. It returns how many faults were survived.
+// report prints the figures.
 func (c *chaos) report(w io.Writer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -78,6 +78,9 @@ func (c *chaos) report(w io.Writer) {
 	fmt.Fprintf(w, "  double-counted    %d\n", all.Double)
 	fmt.Fprintf(w, "  longest recovery  %s (%s); from the beginning of a fault %s\n", seconds(sum.longest), sum.worst, seconds(sum.whole))
 	fmt.Fprintf(w, "  requests          %d served, %d not\n", c.traffic.served.Load(), c.traffic.failed.Load())
+	if c.noDisk != nil {
+		fmt.Fprintln(w, "  NOT DONE          full disks: they take root, and a machine that lets it mount")
+	}
 }
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }

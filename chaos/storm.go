@@ -21,6 +21,7 @@ type chaos struct {
 	out      io.Writer
 	patience time.Duration // what a quiet point may take
 	began    time.Time
+	noDisk   error // why no disk can be filled; nil when it can
 
 	mu         sync.Mutex
 	done       []*injury
