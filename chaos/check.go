@@ -68,6 +68,7 @@ type kept struct {
 	Batches  map[event.Epoch][]keptBatch
 	Spans    map[event.Epoch][]span
 	Resident map[foldedKey]int
+	Differed int // digests that were not its own
 }
 
 // keptBatch is a batch as history's rows add up to it.
@@ -93,6 +94,7 @@ type finding struct {
 	Double    int // rows, batches and blocks that are counted more than once
 	ToldAgain int // batches told again in a new epoch, because the stream was lost
 	Tail      int // batches after the last one known of a life that ended
+	Differed  int // digests that index or history did not agree with, and that healed
 	Partial   bool
 
 	Withheld  int // batches that the proxy kept back at some time
@@ -121,6 +123,7 @@ func compare(t *truth, x *indexed, h *kept) finding {
 	f.sets(t, x, h)
 	f.rows(t, h)
 	f.injected(t, h, x)
+	f.Differed = int(x.Info.Digest.Differed) + h.Differed
 	return f
 }
 

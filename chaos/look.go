@@ -199,11 +199,15 @@ FROM block_events WHERE source = {source:String} AND cause != 'resync' GROUP BY 
 	if err != nil {
 		return nil, fmt.Errorf("ask history for its rows: %w", err)
 	}
-	err = t.each(ctx, `SELECT epoch, seq, last, toString(kind) FROM ledger WHERE source = {source:String} AND kind IN ('lost', 'dropped', 'resync')`,
+	err = t.each(ctx, `SELECT epoch, seq, last, toString(kind) FROM ledger WHERE source = {source:String} AND kind IN ('lost', 'dropped', 'resync', 'mismatch')`,
 		source, func(rows driver.Rows) error {
 			var epoch uint64
 			var s span
 			err := rows.Scan(&epoch, &s.First, &s.Last, &s.Kind)
+			if s.Kind == "mismatch" {
+				h.Differed++
+				return err
+			}
 			h.Spans[event.Epoch(epoch)] = append(h.Spans[event.Epoch(epoch)], s)
 			return err
 		})

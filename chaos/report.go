@@ -63,11 +63,11 @@ func (c *chaos) report(w io.Writer) {
 
 	var all finding
 	if n := len(c.quiet); n > 0 {
-		fmt.Fprintln(t, "\n  engine\tlives\tbatches\tevents\tresident\tkept back\tof these came\tlost\tunknown tail\ttold again\tdouble")
+		fmt.Fprintln(t, "\n  engine\tlives\tbatches\tevents\tresident\tkept back\tof these came\tlost\tunknown tail\ttold again\tdigests differed\tdouble")
 		for _, e := range c.fleet.engines {
 			f := c.quiet[n-1][e.name]
-			fmt.Fprintf(t, "  %s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\n", e.name, e.process.lives(), f.Batches, f.Blocks, f.Resident, f.Withheld,
-				f.Recovered, f.Lost, f.Tail, f.ToldAgain, f.Double)
+			fmt.Fprintf(t, "  %s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\n", e.name, e.process.lives(), f.Batches, f.Blocks, f.Resident, f.Withheld,
+				f.Recovered, f.Lost, f.Tail, f.ToldAgain, f.Differed, f.Double)
 			all.Batches, all.Blocks, all.Lost, all.Double = all.Batches+f.Batches, all.Blocks+f.Blocks, all.Lost+f.Lost, all.Double+f.Double
 		}
 		_ = t.Flush()
