@@ -5,7 +5,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo deve
 TRACES  := $(wildcard ../shared/data)
 export KVSTRATA_TRACES ?= $(if $(TRACES),$(abspath $(TRACES)))
 
-.PHONY: help setup setup-test build demo test race ui-test trace lint generate fuzz interop interop-vllm bench clean
+.PHONY: help setup setup-test build demo test race ui-test trace lint generate fuzz interop interop-vllm chaos bench clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,12 @@ interop-vllm: setup-test ## Check against whole vLLM engines, on the CPU (instal
 
 interop: setup-test ## Check against vLLM's and LMCache's own code (installed in Python environments).
 	interop/check.sh
+
+CHAOSTIME ?= 60s
+CHAOSSEED ?= 0
+chaos: build ## Kill, stop and cut off real processes at random for CHAOSTIME, and compare (docs/chaos.md).
+	$(GO) build -o bin/chaos ./chaos
+	bin/chaos --time $(CHAOSTIME) --seed $(CHAOSSEED)
 
 bench: build ## Measure the pipeline.
 	bin/kvstrata bench pipeline --batch 16

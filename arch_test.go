@@ -39,6 +39,7 @@ var layout = map[string][]string{
 	"sim":             {"event", "connector"},
 	"cmd/kvstrata":    {everything},
 	"cmd/libkvstrata": {"event", "connector", "publisher"},
+	"chaos":           {everything},
 	"interop":         {},
 }
 

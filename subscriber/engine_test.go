@@ -281,6 +281,26 @@ func TestNATSComesBackWithoutItsStore(t *testing.T) {
 	})
 }
 
+// After NATS has lost its store, the holder of a source goes on in the new stream, and a subscriber that waited for the lease may
+// come before the holder's checkpoint is written. What it reads then begins in the middle of an epoch: it is no past to go on from.
+func TestAStreamThatBeginsInTheMiddleIsNoPast(t *testing.T) {
+	r, e := newRoad(t), startEngine(t)
+	stop := r.subscribe(e.config("a"))
+	for n := range event.Seq(3) {
+		e.publish(storing(int(2*n+1), int(2*n+2)))
+		r.await("a", n, event.StateLive)
+	}
+	before := r.info("a")
+	stop()
+	r.forget("a", 2)
+	r.subscribe(e.config("a"))
+	eventually(t, "a new epoch", func() bool { return r.info("a").Epoch > before.Epoch })
+	r.await("a", 2, event.StateLive)
+	if r.matched("a") != 6 {
+		t.Errorf("%d blocks matched", r.matched("a"))
+	}
+}
+
 func TestAShortBlocksHashesAreWithheld(t *testing.T) {
 	r, e := newRoad(t), startEngine(t)
 	r.subscribe(e.config("a"))

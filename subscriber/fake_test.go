@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/pebbe/zmq4"
 
 	"kvstrata/bus"
@@ -331,6 +333,52 @@ func (r *road) subscribe(engines ...subscriber.EngineConfig) (stop func()) {
 		r.t.Fatal(err)
 	}
 	return r.run(sub.Run)
+}
+
+// forget takes from NATS every checkpoint, and the stream up to the message of a source that holds a sequence.
+func (r *road) forget(instance string, seq event.Seq) {
+	r.t.Helper()
+	conn, err := nats.Connect(r.srv.URL())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer conn.Close()
+	js, err := jetstream.New(conn)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	reader, err := r.bus.Read(r.t.Context(), 1)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer reader.Close()
+	for {
+		d, err := reader.Next(r.t.Context())
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if err := d.Ack(); err != nil {
+			r.t.Fatal(err)
+		}
+		if d.Kind != bus.Events || d.Source.Instance != instance || d.Head.First != seq {
+			continue
+		}
+		stream, err := js.Stream(r.t.Context(), bus.EventStream)
+		if err == nil {
+			err = stream.Purge(r.t.Context(), jetstream.WithPurgeSequence(d.Sequence))
+		}
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		break
+	}
+	checkpoints, err := js.Stream(r.t.Context(), "OBJ_"+bus.CheckpointBucket)
+	if err == nil {
+		err = checkpoints.Purge(r.t.Context())
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
 }
 
 func (r *road) run(f func(context.Context) error) (stop func()) {

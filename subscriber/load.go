@@ -123,10 +123,12 @@ func (e *engine) readTail(ctx context.Context, p *past, end uint64) error {
 		if d.Sequence >= end {
 			return nil
 		}
-		switch d.Kind {
-		case bus.Events:
+		switch {
+		case d.Kind == bus.Events && p.isCutOff(&d.Head):
+			e.epoch, err = max(e.epoch, d.Head.Epoch), errHole
+		case d.Kind == bus.Events:
 			err = e.follow(p, d, &dec)
-		case bus.Status:
+		case d.Kind == bus.Status:
 			err = p.hear(d)
 		}
 		if err != nil {
@@ -136,6 +138,12 @@ func (e *engine) readTail(ctx context.Context, p *past, end uint64) error {
 			return fmt.Errorf("acknowledge message %d: %w", d.Sequence, err)
 		}
 	}
+}
+
+// isCutOff reports whether a message of the tail begins an epoch in its middle, where no checkpoint of this stream says that it
+// began there: what came before may have been in a stream that NATS lost.
+func (p *past) isCutOff(h *bus.Head) bool {
+	return p.from == 1 && h.Fence >= p.fence && h.Epoch > p.epoch && h.First > 0
 }
 
 // follow applies one message of the tail.

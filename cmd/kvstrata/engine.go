@@ -11,6 +11,7 @@ import (
 	"iter"
 	"net"
 	"net/http"
+	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,21 +21,23 @@ import (
 	"kvstrata/bus"
 	"kvstrata/connector"
 	"kvstrata/event"
+	"kvstrata/publisher"
 	"kvstrata/sim"
 )
 
-// engineCmd runs one simulated engine as a process of its own, as the demo does with --processes. Its API is for the demo
-// alone.
+// engineCmd runs one simulated engine as a process of its own, as the demo does with --processes, and chaos. Its API is for
+// these alone.
 type engineCmd struct {
 	simSpec
 	natsLogin
 	insecureFlag
 
-	NATS   string     `name:"nats" help:"NATS servers, comma-separated." required:""`
-	Listen string     `help:"Address of the API." default:"127.0.0.1:0"`
-	Speed  float64    `help:"Virtual time over real time." default:"1"`
-	Start  event.Time `help:"What the clocks show at --began, in ns of Unix time." required:""`
-	Began  int64      `help:"When that was, in ns of Unix time." required:""`
+	NATS    string     `name:"nats" help:"NATS servers, comma-separated; a connector needs them."`
+	Listen  string     `help:"Address of the API." default:"127.0.0.1:0"`
+	Speed   float64    `help:"Virtual time over real time." default:"1"`
+	Start   event.Time `help:"What the clocks show at --began, in ns of Unix time." required:""`
+	Began   int64      `help:"When that was, in ns of Unix time." required:""`
+	Journal string     `help:"A file that gets a line of JSON for each batch, before it is published." type:"path" placeholder:"FILE"`
 }
 
 // Run runs the engine until a signal comes.
@@ -46,14 +49,20 @@ func (c *engineCmd) Run(a *app) error {
 	if err := c.check(append(entrances, entrance{"--listen", c.Listen, false, "an address on loopback"})...); err != nil {
 		return err
 	}
-	cfg := natsFlags{natsLogin: c.natsLogin, NATS: c.NATS, NATSReplicas: 1, NATSMaxAge: time.Hour, NATSMaxBytes: 2 << 30, LeaseTTL: 2 * time.Second}.config()
-	b, err := bus.Dial(a.ctx, cfg, "kvstrata", a.log)
+	b, err := c.dial(a)
 	if err != nil {
 		return err
 	}
-	defer b.Close()
+	if b != nil {
+		defer b.Close()
+	}
+	wrap, closeJournal, err := c.journal()
+	if err != nil {
+		return err
+	}
+	defer closeJournal()
 	registry := prometheus.NewRegistry()
-	e, err := newSimEngine(a, b, registry, c.simSpec, nil)
+	e, err := newSimEngine(a, b, registry, c.simSpec, wrap)
 	if err != nil {
 		return err
 	}
@@ -64,7 +73,7 @@ func (c *engineCmd) Run(a *app) error {
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
-	server := &http.Server{Handler: engineAPI{e, host, registry}.handler(), ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{Handler: engineAPI{e, host, c.clock(), registry}.handler(), ReadHeaderTimeout: 5 * time.Second}
 	// The engine stands still before its sockets close, and its connector ends after that: a signal ends the host alone, the
 	// failure of anything ends all.
 	aroundCtx, stopAround := context.WithCancel(context.WithoutCancel(a.ctx))
@@ -89,6 +98,65 @@ func (c *engineCmd) Run(a *app) error {
 	return errors.Join(err, group.Wait(), e.Close())
 }
 
+// dial connects to NATS where the engine has a connector; without one it returns nil.
+func (c *engineCmd) dial(a *app) (*bus.Bus, error) {
+	switch {
+	case c.Transfer == "":
+		return nil, nil
+	case c.NATS == "":
+		return nil, usagef("--nats: what a connector tells goes onto NATS; name the servers")
+	}
+	cfg := natsFlags{natsLogin: c.natsLogin, NATS: c.NATS, NATSReplicas: 1, NATSMaxAge: time.Hour, NATSMaxBytes: 2 << 30, LeaseTTL: 2 * time.Second}.config()
+	return bus.Dial(a.ctx, cfg, "kvstrata", a.log)
+}
+
+// journal returns what stands between the engine and its socket, where a journal was asked for, and how to close it.
+func (c *engineCmd) journal() (wrap func(*publisher.ZMQ, event.Source) sim.Publisher, closeFile func() error, err error) {
+	if c.Journal == "" {
+		return nil, func() error { return nil }, nil
+	}
+	f, err := os.Create(c.Journal)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make journal: %w; choose another with --journal", err)
+	}
+	return func(socket *publisher.ZMQ, _ event.Source) sim.Publisher { return &journal{socket, f} }, f.Close, nil
+}
+
+// journal is an engine's publisher that writes down what it is about to publish: what anybody can have heard of the engine is
+// in the file, however it ends.
+type journal struct {
+	out  *publisher.ZMQ
+	file io.Writer
+}
+
+// journalLine is what a journal says of one batch.
+type journalLine struct {
+	Seq     uint64     `json:"seq"`
+	Time    event.Time `json:"time"`
+	Stored  int        `json:"stored"`  // blocks
+	Evicted int        `json:"evicted"` // blocks
+	Cleared int        `json:"cleared"` // resets
+}
+
+// Publish writes and publishes. The engine publishes one batch at a time, so that the sequence is known before.
+func (j *journal) Publish(b *event.Batch) error {
+	line := journalLine{Seq: j.out.Seq(), Time: b.Time}
+	for i := range b.Events {
+		switch b.Events[i].Kind {
+		case event.Stored:
+			line.Stored += len(b.Events[i].Blocks)
+		case event.Evicted:
+			line.Evicted += len(b.Events[i].Blocks)
+		case event.Cleared:
+			line.Cleared++
+		}
+	}
+	if err := json.NewEncoder(j.file).Encode(line); err != nil {
+		return fmt.Errorf("write journal seq=%d: %w", line.Seq, err)
+	}
+	return j.out.Publish(b)
+}
+
 // host says where the engine is, and steps it until ctx ends.
 func (c *engineCmd) host(ctx context.Context, a *app, e *simEngine, host *sim.Host, api net.Addr) error {
 	select {
@@ -97,13 +165,18 @@ func (c *engineCmd) host(ctx context.Context, a *app, e *simEngine, host *sim.Ho
 		return nil
 	}
 	fmt.Fprintf(a.stdout, "events %s\nreplay %s\napi http://%s\n", e.socket.Endpoint(), e.socket.ReplayEndpoint(), api)
-	return host.Run(ctx, sim.Clock{Began: time.Unix(0, c.Began), Start: c.Start, Speed: c.Speed})
+	return host.Run(ctx, c.clock())
+}
+
+func (c *engineCmd) clock() sim.Clock {
+	return sim.Clock{Began: time.Unix(0, c.Began), Start: c.Start, Speed: c.Speed}
 }
 
 // engineAPI serves one simulated engine.
 type engineAPI struct {
 	engine  *simEngine
 	host    *sim.Host
+	clock   sim.Clock
 	metrics *prometheus.Registry
 }
 
@@ -112,6 +185,7 @@ func (s engineAPI) handler() http.Handler {
 	mux.HandleFunc("POST /requests", s.request)
 	mux.HandleFunc("GET /story", s.story)
 	mux.HandleFunc("GET /resident", s.resident)
+	mux.HandleFunc("POST /reset", s.reset)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{}))
 	return mux
 }
@@ -155,6 +229,19 @@ func (s engineAPI) story(w http.ResponseWriter, r *http.Request) {
 	var story engineStory
 	s.host.View(func(*sim.Engine) { story, _ = s.engine.Tell(r.Context()) })
 	answerJSON(w, story)
+}
+
+// reset makes the engine forget its cache, and refuses while a request runs.
+func (s engineAPI) reset(w http.ResponseWriter, _ *http.Request) {
+	var done bool
+	var err error
+	s.host.View(func(e *sim.Engine) { done, err = e.Reset(s.clock.Now()) })
+	switch {
+	case err != nil:
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	case !done:
+		http.Error(w, "requests hold blocks", http.StatusConflict)
+	}
 }
 
 // wireBlock is a line of an engine's resident set.

@@ -29,6 +29,7 @@ type simSpec struct {
 	Events     string `help:"Where events are published." default:"tcp://127.0.0.1:*"`
 	Replay     string `help:"Where they are replayed." default:"tcp://127.0.0.1:*"`
 	Curve      string `help:"Keys that protect both sockets; kvstrata curve-keys makes them." type:"path" placeholder:"FILE" env:"KVSTRATA_CURVE"`
+	Buffer     int    `name:"buffer-steps" help:"Batches kept for replay; 0: 10000, as vLLM."`
 	HashKey    string `help:"Key of the prefix hashes." env:"KVSTRATA_HASH_KEY"`
 	Transfer   string `name:"kv-transfer-config" help:"The connector, as vLLM's flag of this name has it; without one there is none." placeholder:"JSON" env:"KVSTRATA_KV_TRANSFER_CONFIG"`
 }
@@ -45,6 +46,9 @@ type simEngine struct {
 func newSimEngine(a *app, b *bus.Bus, metrics prometheus.Registerer, spec simSpec, wrap func(*publisher.ZMQ, event.Source) sim.Publisher) (*simEngine, error) {
 	cfg := publisher.DefaultZMQConfig()
 	cfg.Endpoint, cfg.Replay, cfg.Topic = spec.Events, spec.Replay, "kv@"+spec.Name+"@"+spec.Model
+	if spec.Buffer > 0 {
+		cfg.BufferSteps = spec.Buffer
+	}
 	if err := cfg.Form.UnmarshalText([]byte(spec.Form)); err != nil {
 		return nil, err
 	}
