@@ -487,6 +487,56 @@ func TestALeaseOutlivesNATS(t *testing.T) {
 	cancel()
 }
 
+// When NATS loses its store, whoever held a source goes on with it: who waits leaves it the time to come back.
+func TestAHolderGetsItsSourceBackWhenTheBucketIsLost(t *testing.T) {
+	cfg := bus.DefaultConfig()
+	cfg.LeaseTTL = time.Second
+	srv, b, srvCfg := start(t, cfg)
+	lease, err := b.Acquire(t.Context(), source, "first")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	kept := make(chan error, 1)
+	go func() { kept <- lease.Keep(ctx) }()
+	cfg.URL = srv.URL()
+	other, err := bus.Dial(t.Context(), cfg, "other", quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	got := make(chan *bus.Lease, 1)
+	go func() {
+		second, _ := other.Acquire(t.Context(), source, "second")
+		got <- second
+	}()
+	for range 3 { // the second one has seen the first
+		time.Sleep(cfg.LeaseTTL / 4)
+	}
+	srv.Shutdown()
+	srvCfg.Dir = t.TempDir()
+	again, err := bus.StartServer(srvCfg, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(again.Shutdown)
+	eventually(t, func() bool { return b.Connected() && other.Connected() })
+	select {
+	case l := <-got:
+		t.Fatalf("the second one has the source: fence %d after %d", l.Fence, lease.Fence)
+	case err := <-kept:
+		t.Fatalf("the first one lost it: %v", err)
+	case <-time.After(4 * cfg.LeaseTTL):
+	}
+	stop()
+	if err := <-kept; err != nil {
+		t.Fatal(err)
+	}
+	if l := <-got; l == nil || l.Fence <= lease.Fence { // now it is free
+		t.Errorf("the second one got %+v after fence %d", l, lease.Fence)
+	}
+}
+
 func TestOneServerAFolder(t *testing.T) {
 	cfg := bus.DefaultServerConfig()
 	cfg.Dir, cfg.Port = t.TempDir(), freePort(t)

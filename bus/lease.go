@@ -37,7 +37,8 @@ type leaseValue struct {
 func leaseKey(source event.Source) string { return strings.ReplaceAll(source.Tokens(), "%", "=") }
 
 // Acquire waits until the source is free and takes it. The new fence is max(last known + 1, Unix milliseconds), where
-// the last known stands in the bucket or in the source's newest status, so that it grows even when the bucket is lost.
+// the last known stands in the bucket or in the source's newest status, so that it grows even when the bucket is lost. A
+// holder whose lease was lost with the bucket gets as long as a lease lasts to take it again: it need not begin anew.
 func (b *Bus) Acquire(ctx context.Context, source event.Source, holder string) (*Lease, error) {
 	l := &Lease{bus: b, source: source, key: leaseKey(source)}
 	last, err := b.lastFence(ctx, source)
@@ -47,8 +48,13 @@ func (b *Bus) Acquire(ctx context.Context, source event.Source, holder string) (
 	tick := time.NewTicker(b.cfg.LeaseTTL / 5)
 	defer tick.Stop()
 	said := ""
+	var bucket time.Time // when the bucket was made in which the holder was seen
+	var leave time.Time  // until then a holder may come back
 	for {
-		if entry, err := b.leases.Get(ctx, l.key); err == nil {
+		entry, err := b.leases.Get(ctx, l.key)
+		switch {
+		case err == nil:
+			bucket = b.leaseBucketMade(ctx)
 			var held leaseValue
 			if json.Unmarshal(entry.Value(), &held) == nil {
 				last = max(last, held.Fence)
@@ -57,6 +63,14 @@ func (b *Bus) Acquire(ctx context.Context, source event.Source, holder string) (
 					b.log.Info("source is held by another subscriber; waiting", "source", source, "holder", held.Holder)
 				}
 			}
+		case said != "" && leave.IsZero() && !b.leaseBucketMade(ctx).Equal(bucket):
+			leave = time.Now().Add(b.cfg.LeaseTTL)
+		}
+		if time.Now().Before(leave) {
+			if err := wait(ctx, tick); err != nil {
+				return nil, fmt.Errorf("acquire lease of %v: %w", source, err)
+			}
+			continue
 		}
 		l.Fence = max(last+1, event.Fence(time.Now().UnixMilli()))
 		value, err := json.Marshal(leaseValue{Holder: holder, Fence: l.Fence})
@@ -71,12 +85,31 @@ func (b *Bus) Acquire(ctx context.Context, source event.Source, holder string) (
 		if !errors.Is(err, jetstream.ErrKeyExists) && ctx.Err() == nil {
 			b.log.Warn("lease bucket does not answer; trying again", "source", source, "err", err)
 		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("acquire lease of %v: %w", source, ctx.Err())
-		case <-tick.C:
+		if err := wait(ctx, tick); err != nil {
+			return nil, fmt.Errorf("acquire lease of %v: %w", source, err)
 		}
 	}
+}
+
+func wait(ctx context.Context, tick *time.Ticker) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-tick.C:
+		return nil
+	}
+}
+
+// leaseBucketMade returns when the bucket was made; the zero time while that can't be told.
+func (b *Bus) leaseBucketMade(ctx context.Context) time.Time {
+	status, err := b.leases.Status(ctx)
+	if err != nil {
+		return time.Time{}
+	}
+	if s, ok := status.(*jetstream.KeyValueBucketStatus); ok {
+		return s.StreamInfo().Created
+	}
+	return time.Time{}
 }
 
 // Keep renews the lease until ctx ends, and returns nil then, or ErrLeaseLost once another has the source. While NATS
