@@ -25,14 +25,14 @@ os.environ |= {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-from vllm import EngineArgs, SamplingParams  # noqa: E402
-from vllm.config import KVEventsConfig  # noqa: E402
-from vllm.v1.core.kv_cache_utils import (  # noqa: E402
+from vllm import EngineArgs, SamplingParams
+from vllm.config import KVEventsConfig
+from vllm.v1.core.kv_cache_utils import (
     get_block_hash,
     get_group_id,
     maybe_convert_block_hash,
 )
-from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
+from vllm.v1.engine.llm_engine import LLMEngine
 
 COMMON = {
     "vocab_size": 1024,
