@@ -861,6 +861,7 @@ func TestEngineServer(t *testing.T) {
 	command := exec.Command(engineRelease.interpreter(), "engine.py", "--serve", fmt.Sprint(port), "--num-gpu-blocks-override", "40", "--max-model-len", "1024")
 	said := &tail{most: 60}
 	command.Stdout, command.Stderr = said, said
+	command.Env = append(os.Environ(), "TMPDIR="+t.TempDir()) // where the model is
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := command.Start(); err != nil {
 		t.Fatal(err)

@@ -89,8 +89,13 @@ func (s *Set) chainOf(b *event.Batch, ev *event.Event) chain {
 	if len(ev.Blocks) == 0 || len(ev.Tokens) == 0 && !told {
 		return c
 	}
+	// Of a group that does not keep whole prefixes, a run may be told with the tokens of blocks that it leaves out, and below
+	// a parent that it never told.
+	whole := ev.Spec.HoldsPrefix()
 	if want := (len(ev.Blocks)-1)*c.size + c.window; !told && (c.size == 0 || len(ev.Tokens) != want) {
-		s.note(tokensDiffer, b, ev.Blocks[0].Hash)
+		if whole {
+			s.note(tokensDiffer, b, ev.Blocks[0].Hash)
+		}
 		return c
 	}
 	c.hashable = true
@@ -114,7 +119,9 @@ func (s *Set) chainOf(b *event.Batch, ev *event.Event) chain {
 		}
 	}
 	// The salt is told with the root only: what is assumed here is checked when the parent is known.
-	s.note(parentUnknown, b, ev.Blocks[0].Hash)
+	if whole {
+		s.note(parentUnknown, b, ev.Blocks[0].Hash)
+	}
 	c.seed = s.cfg.Hasher.Seed(ev.LoRA, ev.Salt)
 	c.sealed = s.cfg.Hasher.Seal(c.seed)
 	return c

@@ -59,3 +59,22 @@ func TestLoadedBlocksAreNamed(t *testing.T) {
 		t.Errorf("blocks %+v", got)
 	}
 }
+
+// A sliding window's group tells the tokens of a whole run and only some of its blocks, below parents that it never told: that
+// breaks nothing, and such blocks are counted, with a name only where there is one.
+func TestAWindowTellsLessThanItsRun(t *testing.T) {
+	s := resident.New(resident.DefaultConfig(), nil)
+	part, below := stored(0, 1, 11, 12), stored(99, 9, 13)
+	part.Blocks = part.Blocks[:1]
+	for _, ev := range []*event.Event{&part, &below} {
+		ev.Group, ev.Spec, ev.Window = 1, event.SpecSlidingWindow, 8
+	}
+	b := batch(0, part, below, stored(0, 1, 11))
+	s.Judge(b)
+	if odd := s.Oddities(); len(odd) > 0 {
+		t.Errorf("oddities %+v", odd)
+	}
+	if s.Blocks() != 3 || b.Events[0].Blocks[0].Prefix != 0 || !b.Events[1].Unrooted || b.Events[2].Blocks[0].Prefix == 0 {
+		t.Errorf("%d blocks; %+v", s.Blocks(), b.Events)
+	}
+}
