@@ -160,6 +160,10 @@ func shelved(t *testing.T, s *shelf) *connector.Factory {
 	return &f
 }
 
+// inTime is a speed at which saves, which end in real time, have ended when a decode engine looks for what they saved; at full
+// speed it may find nothing to load.
+const inTime = 1e3
+
 // sameSeed makes engines call a prefix the same, as those that share a store must.
 func sameSeed(cfg *sim.EngineConfig) { cfg.HashSeed, cfg.PoolBlocks = 0, 4096 }
 
@@ -175,8 +179,8 @@ func TestConnectedFleets(t *testing.T) {
 		{"tcp in time", "tcp", 1e5, 1},
 		{"tcp with two ranks", "tcp", 0, 2},
 		{"a store at full speed", "shelf", 0, 1},
-		{"a store in time", "shelf", 1e5, 1},
-		{"a store with two ranks", "shelf", 0, 2},
+		{"a store in time", "shelf", inTime, 1},
+		{"a store with two ranks", "shelf", inTime, 2},
 		{"null", "null", 0, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -208,7 +212,8 @@ func TestConnectedFleets(t *testing.T) {
 					told += uint64(len(ev.Blocks))
 				}
 			}
-			if d.BlocksLoaded == 0 || told != d.BlocksLoaded {
+			mustLoad := test.transport != "shelf" || test.speed > 0 // see inTime
+			if mustLoad && d.BlocksLoaded == 0 || told != d.BlocksLoaded {
 				t.Errorf("%d full blocks were loaded, and %d are told", d.BlocksLoaded, told)
 			}
 			for _, e := range c.engines {
@@ -260,7 +265,7 @@ func TestLoadsThatFail(t *testing.T) {
 			n := 0
 			s := &shelf{gone: func(string) bool { n++; return n%3 == 0 }}
 			factory := shelved(t, s)
-			c := connect(t, newFleet(t, 0, 1, 1, sameSeed), factory, "shelf", 1, func(cfg *sim.KVConfig) { cfg.Transfer.OnLoadFailure = policy })
+			c := connect(t, newFleet(t, inTime, 1, 1, sameSeed), factory, "shelf", 1, func(cfg *sim.KVConfig) { cfg.Transfer.OnLoadFailure = policy })
 			if err := c.Run(t.Context(), trace(t, small())); err != nil {
 				t.Fatal(err)
 			}
@@ -285,7 +290,7 @@ func TestLoadsThatFail(t *testing.T) {
 func TestAWrongByteIsSeen(t *testing.T) {
 	s := &shelf{bend: func(value []byte) { value[len(value)-3] ^= 1 }}
 	factory := shelved(t, s)
-	c := connect(t, newFleet(t, 0, 1, 1, sameSeed), factory, "shelf", 1, nil)
+	c := connect(t, newFleet(t, inTime, 1, 1, sameSeed), factory, "shelf", 1, nil)
 	if err := c.Run(t.Context(), trace(t, small()[:20])); err != nil {
 		t.Fatal(err)
 	}
@@ -347,8 +352,7 @@ func TestBlocksThatFailedOnTheFirstRank(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Not at full speed: the saves end in real time, and a decode engine that looks before finds nothing to load.
-	c := connect(t, newFleet(t, 1e3, 1, 1, sameSeed), &f, "late", 1, func(cfg *sim.KVConfig) { cfg.Ranks = 2 })
+	c := connect(t, newFleet(t, inTime, 1, 1, sameSeed), &f, "late", 1, func(cfg *sim.KVConfig) { cfg.Ranks = 2 })
 	if err := c.Run(t.Context(), trace(t, small()[:20])); err != nil {
 		t.Fatal(err)
 	}
