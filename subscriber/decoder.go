@@ -11,8 +11,8 @@ import (
 // Decoder reads the payloads of one source, in whatever dialect it speaks: one file a dialect says how.
 //
 // Events and fields that we do not know are skipped and counted, see [Decoder.Oddities]. A payload that is neither msgpack nor
-// JSON, or whose known fields have other types than their dialect's, gives a [*DecodeError]. No payload makes a Decoder
-// allocate more than a small multiple of its length.
+// JSON, or whose known fields have other types than their dialect's, gives a [*DecodeError]. No msgpack makes a Decoder
+// allocate more than a small multiple of its length; of JSON it reads no list of more than 65,536 blocks.
 //
 // Not safe for concurrent use. What Decode fills in is the decoder's own memory, or a part of the payload: it is valid
 // until the next call, and as long as the payload is left alone.
@@ -29,8 +29,9 @@ type Decoder struct {
 	words  words
 	tally  tally
 	sight  sight
-	millis bool   // the batch tells its time in ms, as a Mooncake master does
-	pool   uint64 // blocks on the device, where the dialect tells
+	master bool              // the batch is a Mooncake master's
+	pools  map[uint32]uint64 // blocks on the device by window size, where the dialect tells
+	full   map[uint32]int    // most tokens that a block of a window size had
 }
 
 // DecoderConfig says what is known of a source beforehand.
@@ -40,7 +41,9 @@ type DecoderConfig struct {
 }
 
 // NewDecoder returns a decoder that has seen nothing yet.
-func NewDecoder(cfg DecoderConfig) *Decoder { return &Decoder{cfg: cfg} }
+func NewDecoder(cfg DecoderConfig) *Decoder {
+	return &Decoder{cfg: cfg, pools: make(map[uint32]uint64), full: make(map[uint32]int)}
+}
 
 // DecodeError says where a payload is not what its dialect writes.
 type DecodeError struct {
@@ -82,6 +85,7 @@ func (p place) String() string {
 func (d *Decoder) Decode(payload []byte, b *event.Batch) error {
 	d.r = reader{buf: payload}
 	d.text = ""
+	d.place = place{event: -1, item: -1}
 	d.events = d.events[:0]
 	d.blocks.reset()
 	d.tokens.reset()
@@ -97,24 +101,33 @@ func (d *Decoder) Decode(payload []byte, b *event.Batch) error {
 	return nil
 }
 
-// read reads a payload of any dialect. Of JSON, TensorRT-LLM's says the type of its data.
+// read reads a payload of the configured dialect, or of any. Of JSON, TensorRT-LLM's says the type of its data.
 func (d *Decoder) read(payload []byte) (at event.Time, rank int32, err error) {
 	if d.r.peek() != '{' { // which begins no msgpack that anybody sends: a bare number
+		if d.cfg.Dialect == DialectDynamo {
+			return 0, -1, &DecodeError{Reason: "no JSON, as Dynamo's events are"}
+		}
 		at, rank = d.batch()
 		return at, rank, nil
 	}
 	dialect, read := DialectTensorRT, d.tensorRT
+	if !bytes.Contains(payload, []byte(`"type"`)) || bytes.Contains(payload, []byte(`"worker_id"`)) {
+		dialect, read = DialectDynamo, d.dynamo
+	}
 	switch {
+	case d.cfg.Dialect != AnyDialect && d.cfg.Dialect != dialect:
+		return 0, -1, &DecodeError{Reason: "JSON, which the configured dialect is not"}
 	case !bytes.Contains(payload, []byte(`"data"`)):
 		return 0, -1, &DecodeError{Reason: "JSON of no dialect that we know"}
-	case !bytes.Contains(payload, []byte(`"type"`)) || bytes.Contains(payload, []byte(`"worker_id"`)):
-		dialect, read = DialectDynamo, d.dynamo
 	}
 	if rank, err = read(payload); err == nil {
 		d.sight.dialect, d.sight.forms = dialect, d.sight.forms|jsonForm
 	}
 	return 0, rank, err
 }
+
+// Forget forgets what was told of the engine's life: another one begins.
+func (d *Decoder) Forget() { clear(d.pools) }
 
 // Dialect returns what the source speaks: as configured, or as recognised so far.
 func (d *Decoder) Dialect() Dialect {
@@ -128,7 +141,12 @@ func (d *Decoder) Dialect() Dialect {
 func (d *Decoder) Contract() event.Contract { return d.sight.contract() }
 
 // Pool returns how many blocks the engine said that it has on the device; 0 = it did not say.
-func (d *Decoder) Pool() uint64 { return d.pool }
+func (d *Decoder) Pool() (blocks uint64) {
+	for _, n := range d.pools {
+		blocks += n
+	}
+	return blocks
+}
 
 // Oddities returns what was found in payloads beside what we know, counted by name since the decoder was made: unknown
 // events, fields, attention kinds and localities, elements beyond the last known one, fields that stand twice, times

@@ -162,8 +162,9 @@ func (s *sight) bytes(n int) { s.lengths |= 1 << min(n, 63) }
 // maxMedia bounds the media that are told.
 const maxMedia = 64
 
-// medium notes the name of a medium.
+// medium notes the name of a medium, cut to what a status should carry.
 func (s *sight) medium(name string) {
+	name = name[:min(len(name), maxWord)]
 	if !slices.Contains(s.media, name) && len(s.media) < maxMedia {
 		s.media = append(s.media, name)
 	}

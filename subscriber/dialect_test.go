@@ -163,12 +163,12 @@ func TestTensorRTBuffer(t *testing.T) {
 				`"window_size":8192,"attention_dp_rank":3}`, 3,
 			[]event.Event{
 				{
-					Kind: event.Stored, Tier: event.GPU, Group: 8192, HasParent: true, Parent: event.IntHash(7), BlockSize: 2,
+					Kind: event.Stored, Tier: event.GPU, Group: 8192, Window: 8192, HasParent: true, Parent: event.IntHash(7), BlockSize: 2,
 					Blocks: []event.Block{block(8), block(minus5)}, Tokens: []uint32{1, 2, 3, 4}, ExtraKeys: [][]byte{nil, nil},
 				},
-				{
-					Kind: event.Stored, Tier: event.CPU, Group: 8192, HasParent: true, Parent: event.IntHash(minus5), BlockSize: 1,
-					Blocks: []event.Block{block(10)}, Tokens: []uint32{5}, ExtraKeys: [][]byte{nil},
+				{ // a block that is not full has no name
+					Kind: event.Stored, Tier: event.CPU, Group: 8192, Window: 8192, HasParent: true, Parent: event.IntHash(minus5),
+					Blocks: []event.Block{block(10)},
 				},
 			},
 			0,
@@ -176,8 +176,7 @@ func TestTensorRTBuffer(t *testing.T) {
 		{
 			"removed", `{"event_id":2,"data":{"type":"removed","block_hashes":[8,10]}}`, -1,
 			[]event.Event{
-				{Kind: event.Evicted, Tier: event.AnyTier, Blocks: []event.Block{block(8)}},
-				{Kind: event.Evicted, Tier: event.AnyTier, Blocks: []event.Block{block(10)}},
+				{Kind: event.Evicted, Tier: event.AnyTier, Blocks: []event.Block{block(8), block(10)}},
 			},
 			0,
 		},

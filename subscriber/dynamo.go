@@ -32,6 +32,9 @@ func (d *Decoder) dynamo(raw []byte) (rank int32, err error) {
 		return rank, err
 	}
 	where, ok := dynamoTiers[tier]
+	if len(tier) > maxTier {
+		return rank, &DecodeError{Path: "storage_tier", Reason: "more than 1,024 bytes"}
+	}
 	if !ok {
 		d.odd("unknown storage tier", "", []byte(tier))
 		where = event.Tier(d.words.keep([]byte(tier)))
@@ -57,14 +60,16 @@ func (d *Decoder) dynamoData(raw []byte, tier event.Tier) error {
 		var hashes []jsonHash
 		removed, err := d.object(data["removed"], "removed", "block_hashes")
 		if err == nil {
-			err = removed.field("removed", "block_hashes", &hashes)
+			err = removed.list("removed", "block_hashes", &hashes)
 		}
 		if err != nil {
 			return err
 		}
-		d.events = append(d.events, event.Event{
-			Kind: event.Evicted, Tier: tier, Group: event.NoGroup, LoRAID: event.NoLoRAID, Blocks: d.jsonBlocks(hashes),
-		})
+		ev := event.Event{Kind: event.Evicted, Tier: tier, Group: event.NoGroup, LoRAID: event.NoLoRAID}
+		if ev.Blocks, err = d.jsonBlocks("removed.block_hashes", hashes...); err != nil {
+			return err
+		}
+		d.events = append(d.events, ev)
 	default:
 		d.odd("unknown event", "", nil)
 	}
@@ -73,13 +78,17 @@ func (d *Decoder) dynamoData(raw []byte, tier event.Tier) error {
 
 func (d *Decoder) dynamoStored(raw []byte, tier event.Tier) error {
 	var parent *jsonHash
+	var start uint64
 	var blocks []struct {
 		Hash  jsonHash `json:"block_hash"`
 		Local uint64   `json:"tokens_hash"`
 	}
 	stored, err := d.object(raw, "stored", "parent_hash", "start_position", "blocks")
 	if err == nil {
-		err = stored.fields("stored", value{"parent_hash", &parent}, value{"blocks", &blocks})
+		err = stored.fields("stored", value{"parent_hash", &parent}, value{"start_position", &start})
+	}
+	if err == nil {
+		err = stored.list("stored", "blocks", &blocks)
 	}
 	if err != nil {
 		return err
@@ -94,7 +103,13 @@ func (d *Decoder) dynamoStored(raw []byte, tier event.Tier) error {
 	for i, b := range blocks {
 		hashes[i], ev.Locals[i] = b.Hash, b.Local
 	}
-	ev.Blocks = d.jsonBlocks(hashes)
+	if ev.Blocks, err = d.jsonBlocks("stored.blocks", hashes...); err != nil {
+		return err
+	}
+	if start > 0 && parent == nil {
+		ev.Locals = nil // it is no root, and what it continues is not told
+		d.odd("runs from the middle without a parent", "", nil)
+	}
 	d.events = append(d.events, ev)
 	return nil
 }

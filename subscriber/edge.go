@@ -16,11 +16,20 @@ type edge struct {
 	allowInvertible bool   // prefix hashes of short blocks too, though a table inverts them
 	keyed           bool   // prefix hashes have a key: local hashes made without it can't go into them
 	withheld        uint64 // runs of blocks too short, or with local hashes where there is a key
-	tellsKeys       bool   // the engine has told extra keys
+	keys            keysTold
 	unsalted        uint64 // runs in colder tiers that came without the extra keys which the engine tells of the device
 	broken          uint64 // runs with extra keys that are not what vLLM sends
 	scratch         []byte
 }
+
+// keysTold says whether an engine tells the extra keys of its blocks on the device.
+type keysTold uint8
+
+const (
+	keysUnknown keysTold = iota // no run of the device was heard yet
+	keysAreTold
+	noKeysAreTold
+)
 
 // minBlockSize is the fewest tokens a block must have for its public prefix hash not to be inverted by a table.
 const minBlockSize = 16
@@ -38,14 +47,25 @@ func (e *edge) enter(ev *event.Event) {
 	}
 	// vLLM's offloading tells tokens without extra keys, the salt's among them: named by the tokens alone, a salted block would pass
 	// for another. It has the name that its hash got on the device.
-	e.tellsKeys = e.tellsKeys || ev.ExtraKeys != nil
-	if e.tellsKeys && ev.ExtraKeys == nil && ev.Salt == "" && len(ev.Tokens) > 0 && ev.Tier.Warmth() > 0 {
+	device := ev.Tier.Warmth() == 0
+	switch {
+	case ev.ExtraKeys != nil:
+		e.keys = keysAreTold
+	case device && len(ev.Tokens) > 0 && e.keys == keysUnknown:
+		e.keys = noKeysAreTold
+	}
+	if e.keys != noKeysAreTold && ev.ExtraKeys == nil && ev.Salt == "" && len(ev.Tokens) > 0 && !device {
 		e.unsalted++
 		ev.Tokens = nil
 	}
 	if ev.LoRA == "" && ev.LoRAID != event.NoLoRAID {
 		// Engines before vLLM 0.12 tell the adapter by its number alone; it must not pass for the base model.
 		ev.LoRA = fmt.Sprintf("lora-id:%d", ev.LoRAID)
+	}
+	if ev.ExtraKeys != nil && len(ev.ExtraKeys) != len(ev.Blocks) { // whose they are can't be told
+		e.broken++
+		ev.Tokens, ev.ExtraKeys = nil, nil
+		return
 	}
 	for i, keys := range ev.ExtraKeys {
 		if keys == nil || i >= len(ev.Blocks) {

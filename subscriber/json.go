@@ -43,6 +43,38 @@ func (o jsonObject) field(path, key string, v any) error {
 	return nil
 }
 
+// maxListed bounds how many blocks, or hashes, one event may list.
+const maxListed = 1 << 16
+
+// list reads the list of a key into v, unless it is longer than an event's may be.
+func (o jsonObject) list(path, key string, v any) error {
+	if elements(o[key]) > maxListed {
+		return &DecodeError{Path: path + "." + key, Reason: "a list longer than an event's"}
+	}
+	return o.field(path, key, v)
+}
+
+// elements counts the elements of a JSON array, and may count one too many.
+func elements(raw []byte) int {
+	n, depth, quoted := 1, 0, false
+	for i := 0; i < len(raw); i++ {
+		switch c := raw[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '[' || c == '{':
+			depth++
+		case c == ']' || c == '}':
+			depth--
+		case c == ',' && depth == 1:
+			n++
+		}
+	}
+	return n
+}
+
 // value is a key, and what its value is read into.
 type value struct {
 	key  string
@@ -74,12 +106,17 @@ func jsonError(path string, err error) error {
 }
 
 // jsonHash is a block hash in JSON: an integer of either sign, or bytes in hexadecimal, in quotes.
-type jsonHash struct{ event.BlockHash }
+type jsonHash struct {
+	event.BlockHash
+	told     bool
+	negative bool
+}
 
 var errNoHash = errors.New("neither an integer of 64 bits nor bytes in hexadecimal")
 
 // UnmarshalJSON reads a hash.
 func (h *jsonHash) UnmarshalJSON(raw []byte) (err error) {
+	h.told = true
 	if text, quoted := bytes.CutPrefix(raw, []byte{'"'}); quoted {
 		if h.BlockHash, err = event.ParseBlockHash(string(bytes.TrimSuffix(text, []byte{'"'}))); err != nil {
 			return errNoHash // without the value
@@ -92,22 +129,25 @@ func (h *jsonHash) UnmarshalJSON(raw []byte) (err error) {
 		if err != nil {
 			return errNoHash
 		}
-		n = uint64(signed)
+		n, h.negative = uint64(signed), true
 	}
 	h.BlockHash = event.IntHash(n)
 	return nil
 }
 
-// jsonBlocks returns blocks of some hashes.
-func (d *Decoder) jsonBlocks(hashes []jsonHash) []event.Block {
+// jsonBlocks returns blocks of some hashes, each of which must have been told.
+func (d *Decoder) jsonBlocks(path string, hashes ...jsonHash) ([]event.Block, error) {
 	blocks := make([]event.Block, len(hashes))
 	for i, h := range hashes {
+		if !h.told {
+			return nil, &DecodeError{Path: path, Reason: "a block without a hash"}
+		}
 		if n, ok := h.Int(); ok {
-			d.sight.number(n, false)
+			d.sight.number(n, h.negative)
 		} else {
 			d.sight.bytes(h.Len())
 		}
 		blocks[i] = event.Block{Hash: h.BlockHash, Copies: -1, Age: -1}
 	}
-	return blocks
+	return blocks, nil
 }

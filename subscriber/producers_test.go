@@ -216,6 +216,7 @@ func (e *trtEvent) want() (events []event.Event) {
 	switch e.Kind {
 	case "stored":
 		ev := add(event.Stored, tiers[e.Levels[0]], e.Hashes...)
+		ev.Window = uint32(e.Window)
 		for _, block := range e.Tokens {
 			ev.Tokens, ev.BlockSize = append(ev.Tokens, block...), uint32(len(block))
 		}
@@ -226,9 +227,7 @@ func (e *trtEvent) want() (events []event.Event) {
 			ev.Salt = *e.Salts[0]
 		}
 	case "removed":
-		for _, h := range e.Hashes {
-			add(event.Evicted, event.AnyTier, h)
-		}
+		add(event.Evicted, event.AnyTier, e.Hashes...)
 	case "updated":
 		if e.Old == nil || *e.Old == *e.New {
 			return nil

@@ -45,9 +45,14 @@ func (d *Decoder) trailingMap(ev *event.Event) {
 			return
 		}
 		switch f := fieldOf(key); f {
-		case loraName, cacheSalt, sessionID, medium, extraKeys:
+		case cacheSalt, sessionID, medium, extraKeys:
 			d.sight.stored |= 1 << f
 			d.value(ev, f)
+		case loraName: // which here is a text: a map in it would come back to this function
+			d.place.field = f
+			if !r.isNil() {
+				ev.LoRA = d.words.keep(r.text())
+			}
 		default:
 			d.odd("unknown field", storedClass.tag, key)
 			r.skip()

@@ -1,8 +1,10 @@
 package subscriber
 
 import (
+	"bytes"
 	"encoding/json"
 	"math"
+	"slices"
 
 	"github.com/tinylib/msgp/msgp"
 
@@ -19,15 +21,18 @@ import (
 var trtLevels = []event.Tier{event.GPU, event.CPU, event.Disk}
 
 type trtBlock struct {
-	Hash   jsonHash `json:"block_hash"`
-	Tokens []struct {
-		ID    trtToken `json:"token_id"`
-		Extra uint64   `json:"token_extra_id"`
-	} `json:"tokens"`
-	Level int               `json:"cache_level"`
-	Keys  []json.RawMessage `json:"mm_keys"`
-	Salt  string            `json:"cache_salt"`
-	LoRA  *int64            `json:"lora_id"`
+	Hash   jsonHash          `json:"block_hash"`
+	Tokens []trtUnique       `json:"tokens"`
+	Level  int               `json:"cache_level"`
+	Keys   []json.RawMessage `json:"mm_keys"`
+	Salt   string            `json:"cache_salt"`
+	LoRA   *int64            `json:"lora_id"`
+}
+
+// trtUnique is a token, and what else stands there.
+type trtUnique struct {
+	ID    trtToken `json:"token_id"`
+	Extra uint64   `json:"token_extra_id"`
 }
 
 // trtToken is a token id, or, where an image stands, text.
@@ -75,9 +80,9 @@ func (d *Decoder) tensorRT(raw []byte) (rank int32, err error) {
 	}
 	switch kind {
 	case "created":
-		err = d.trtCreated(data)
+		err = d.trtCreated(data, window)
 	case "stored":
-		err = d.trtStored(data, group)
+		err = d.trtStored(data, group, window)
 	case "removed":
 		err = d.trtRemoved(data, group)
 	case "updated":
@@ -88,25 +93,52 @@ func (d *Decoder) tensorRT(raw []byte) (rank int32, err error) {
 	return rank, err
 }
 
-// trtCreated takes the sizes of the pools.
-func (d *Decoder) trtCreated(data jsonObject) error {
+// trtCreated takes the sizes of the pools of one window size.
+func (d *Decoder) trtCreated(data jsonObject, window uint32) error {
 	var sizes []uint64
 	if err := data.field("data", "num_blocks_per_cache_level", &sizes); err != nil {
 		return err
 	}
-	if len(sizes) > 0 {
-		d.pool = sizes[0]
+	if len(sizes) > 0 && len(d.pools) < maxWindows {
+		d.pools[window] = sizes[0]
 	}
 	return nil
 }
 
+// maxWindows bounds the window sizes that are told apart.
+const maxWindows = 64
+
+// isSliding reports whether a window is smaller than another one that was told: then its group does not keep whole prefixes.
+func (d *Decoder) isSliding(window uint32) bool {
+	for other := range d.full {
+		if other > window {
+			return true
+		}
+	}
+	for other := range d.pools {
+		if other > window {
+			return true
+		}
+	}
+	return false
+}
+
 // trtStored takes a chain of blocks: runs of those that are alike in all but hash and tokens. A run in which a token is text
-// has no tokens.
-func (d *Decoder) trtStored(data jsonObject, group event.Group) error {
+// has no tokens, and neither has a block that is not full.
+func (d *Decoder) trtStored(data jsonObject, group event.Group, window uint32) error {
 	var parent *jsonHash
 	var blocks []trtBlock
-	if err := data.fields("data", value{"parent_hash", &parent}, value{"blocks", &blocks}); err != nil {
+	if err := data.field("data", "parent_hash", &parent); err != nil {
 		return err
+	}
+	if err := data.list("data", "blocks", &blocks); err != nil {
+		return err
+	}
+	d.trtKnown(data["blocks"])
+	if _, known := d.full[window]; known || len(d.full) < maxWindows {
+		for i := range blocks {
+			d.full[window] = max(d.full[window], len(blocks[i].Tokens))
+		}
 	}
 	d.sight.any = true
 	var ev *event.Event
@@ -118,10 +150,17 @@ func (d *Decoder) trtStored(data jsonObject, group event.Group) error {
 		if err != nil {
 			return err
 		}
-		hash := d.jsonBlocks([]jsonHash{b.Hash})[0]
+		block, err := d.jsonBlocks("data.blocks", b.Hash)
+		if err != nil {
+			return err
+		}
 		if !b.goesOn(last) {
-			next := event.Event{
-				Kind: event.Stored, Tier: tier, Group: group, LoRAID: event.NoLoRAID, BlockSize: uint32(len(b.Tokens)), Salt: b.Salt,
+			next := event.Event{Kind: event.Stored, Tier: tier, Group: group, LoRAID: event.NoLoRAID, Salt: b.Salt, Window: window}
+			if d.isSliding(window) {
+				next.Spec = event.SpecSlidingWindow
+			}
+			if len(b.Tokens) == d.full[window] {
+				next.BlockSize = uint32(len(b.Tokens))
 			}
 			if b.LoRA != nil {
 				next.LoRAID = *b.LoRA
@@ -136,16 +175,15 @@ func (d *Decoder) trtStored(data jsonObject, group event.Group) error {
 			ev, text = &d.events[len(d.events)-1], false
 		}
 		last = b
-		ev.Blocks = append(ev.Blocks, hash)
-		var extra []uint64
+		ev.Blocks = append(ev.Blocks, block...)
+		if ev.BlockSize == 0 {
+			continue
+		}
 		for _, t := range b.Tokens {
 			ev.Tokens = append(ev.Tokens, t.ID.id)
 			text = text || t.ID.text
-			if t.Extra != 0 {
-				extra = append(extra, t.Extra)
-			}
 		}
-		ev.ExtraKeys = append(ev.ExtraKeys, trtExtraKeys(extra, b.Keys))
+		ev.ExtraKeys = append(ev.ExtraKeys, b.extraKeys())
 		if text { // what stands there is no token that a prompt could be looked up by
 			ev.Tokens = nil
 			d.odd("tokens that are text", "", nil)
@@ -154,18 +192,35 @@ func (d *Decoder) trtStored(data jsonObject, group event.Group) error {
 	return nil
 }
 
-// trtExtraKeys returns what beside tokens makes up a block's hash, as the edge takes it; nil for nothing.
-func trtExtraKeys(extra []uint64, keys []json.RawMessage) []byte {
-	if len(extra) == 0 && len(keys) == 0 {
+// trtKnown counts what the first block of a list tells that we do not know.
+func (d *Decoder) trtKnown(blocks []byte) {
+	dec := json.NewDecoder(bytes.NewReader(blocks))
+	if _, err := dec.Token(); err != nil || !dec.More() {
+		return
+	}
+	var first json.RawMessage
+	if dec.Decode(&first) == nil { // the list was read before: nothing in it is wrong
+		_, _ = d.object(first, "data.blocks", "type", "block_hash", "tokens", "cache_level", "priority", "mm_keys", "cache_salt", "lora_id")
+	}
+}
+
+// extraKeys returns what beside tokens makes up a block's hash, as the edge takes it; nil for nothing.
+func (b *trtBlock) extraKeys() []byte {
+	extra := slices.ContainsFunc(b.Tokens, func(t trtUnique) bool { return t.Extra != 0 })
+	if !extra && len(b.Keys) == 0 {
 		return nil
 	}
 	out := msgp.AppendArrayHeader(nil, 2)
-	out = msgp.AppendArrayHeader(out, uint32(len(extra)))
-	for _, n := range extra {
-		out = msgp.AppendUint64(out, n)
+	if !extra {
+		out = msgp.AppendArrayHeader(out, 0)
+	} else {
+		out = msgp.AppendArrayHeader(out, uint32(len(b.Tokens)))
+		for _, t := range b.Tokens {
+			out = msgp.AppendUint64(out, t.Extra)
+		}
 	}
-	out = msgp.AppendArrayHeader(out, uint32(len(keys)))
-	for _, key := range keys {
+	out = msgp.AppendArrayHeader(out, uint32(len(b.Keys)))
+	for _, key := range b.Keys {
 		out = msgp.AppendBytes(out, key)
 	}
 	return out
@@ -181,14 +236,14 @@ func (d *Decoder) trtTier(level int) (event.Tier, error) {
 
 func (d *Decoder) trtRemoved(data jsonObject, group event.Group) error {
 	var hashes []jsonHash
-	if err := data.field("data", "block_hashes", &hashes); err != nil {
+	if err := data.list("data", "block_hashes", &hashes); err != nil {
 		return err
 	}
-	for _, block := range d.jsonBlocks(hashes) {
-		d.events = append(d.events, event.Event{
-			Kind: event.Evicted, Tier: event.AnyTier, Group: group, LoRAID: event.NoLoRAID, Blocks: []event.Block{block},
-		})
+	blocks, err := d.jsonBlocks("data.block_hashes", hashes...)
+	if err != nil {
+		return err
 	}
+	d.events = append(d.events, event.Event{Kind: event.Evicted, Tier: event.AnyTier, Group: group, LoRAID: event.NoLoRAID, Blocks: blocks})
 	return nil
 }
 
@@ -212,16 +267,16 @@ func (d *Decoder) trtUpdated(data jsonObject, group event.Group) error {
 	if err != nil {
 		return err
 	}
-	move := func(kind event.Kind, tier event.Tier) {
-		d.events = append(d.events, event.Event{
-			Kind: kind, Tier: tier, Group: group, LoRAID: event.NoLoRAID, Blocks: d.jsonBlocks([]jsonHash{hash}),
-		})
-	}
-	move(event.Evicted, from)
-	move(event.Stored, to)
+	steps := []event.Event{{Kind: event.Evicted, Tier: from}, {Kind: event.Stored, Tier: to}}
 	if to.Warmth() < from.Warmth() {
-		move(event.Loaded, to)
-		d.events[len(d.events)-1].Load.From = from
+		steps = append(steps, event.Event{Kind: event.Loaded, Tier: to, Load: event.Load{From: from}})
+	}
+	for _, ev := range steps {
+		ev.Group, ev.LoRAID = group, event.NoLoRAID
+		if ev.Blocks, err = d.jsonBlocks("data.block_hash", hash); err != nil {
+			return err
+		}
+		d.events = append(d.events, ev)
 	}
 	return nil
 }

@@ -16,6 +16,13 @@ const maxBlockSize = 1 << 20 // tokens; a larger number is no block size
 // leastMillis is the least integer that is Unix time in milliseconds rather than in seconds: of 1973, or of 5138.
 const leastMillis = 100_000_000_000
 
+// isMillis reports whether the time that follows is a whole number of milliseconds, which is a Mooncake master's way.
+func (r *reader) isMillis() bool {
+	ahead := *r
+	s, n := ahead.next()
+	return s == shapeUint && n >= leastMillis
+}
+
 // time reads seconds of Unix time, of any width, as a float or an integer; 0 when they are none.
 func (r *reader) time() event.Time {
 	at := r.at
@@ -46,12 +53,11 @@ func (d *Decoder) batch() (at event.Time, rank int32) {
 		return 0, rank
 	}
 	d.place.field = batchTime
-	tag := r.peek()
+	d.master = d.cfg.Dialect == DialectMooncake || d.cfg.Dialect == AnyDialect && r.isMillis()
 	at = r.time()
 	if r.failed {
 		return 0, rank
 	}
-	d.millis = tag == 0xcf || tag == 0xd3 // seconds would fit into less
 	if at == 0 {
 		d.odd("time that is no Unix seconds", "", nil)
 	}
@@ -96,7 +102,7 @@ func (d *Decoder) event() {
 	case tag&0xf0 == 0x90 || tag == 0xdc || tag == 0xdd:
 		d.arrayEvent()
 	case tag&0xf0 == 0x80 || tag == 0xde || tag == 0xdf:
-		if d.millis {
+		if d.master {
 			d.mooncakeEvent()
 		} else {
 			d.mapEvent()
@@ -431,9 +437,16 @@ func (d *Decoder) extraKeys(ev *event.Event) {
 	}
 }
 
+// maxTier bounds the bytes of a medium's name.
+const maxTier = 1024
+
 // tier returns the tier that a medium names. An empty name is none.
 func (d *Decoder) tier(name []byte) event.Tier {
 	var t event.Tier
+	if len(name) > maxTier {
+		d.r.fail(d.r.at, "a medium of more than 1,024 bytes")
+		return event.GPU
+	}
 	switch string(name) {
 	case "", "GPU":
 		t = event.GPU

@@ -52,6 +52,9 @@ type input struct {
 // receiveHWM is how many messages libzmq keeps for us; vLLM's publisher keeps as many.
 const receiveHWM = 100_000
 
+// maxMessage bounds the bytes of a frame; libzmq ends a connection that sends a longer one.
+const maxMessage = 64 << 20
+
 // drainMost bounds how many messages of a socket are taken between two looks at the clock.
 const drainMost = 256
 
@@ -72,7 +75,7 @@ func dial(ctx *zmq4.Context, cfg EngineConfig) (*sockets, error) {
 	s.live = live
 	monitor := fmt.Sprintf("inproc://monitor-%p", live)
 	err = errors.Join(
-		live.SetRcvhwm(receiveHWM), live.SetLinger(0), live.SetSubscribe(cfg.Topic),
+		live.SetRcvhwm(receiveHWM), live.SetMaxmsgsize(maxMessage), live.SetLinger(0), live.SetSubscribe(cfg.Topic),
 		live.SetReconnectIvl(100*time.Millisecond), live.SetReconnectIvlMax(2*time.Second),
 		live.SetHeartbeatIvl(5*time.Second), live.SetHeartbeatTimeout(15*time.Second),
 		live.Monitor(monitor, zmq4.EVENT_HANDSHAKE_SUCCEEDED|zmq4.EVENT_DISCONNECTED|curve.FailedEvents), s.protect(live),
@@ -124,7 +127,7 @@ func (s *sockets) ask(from event.Seq, reopen bool) error {
 		if err != nil {
 			return fmt.Errorf("open DEALER socket: %w", err)
 		}
-		if err := errors.Join(dealer.SetRcvhwm(receiveHWM), dealer.SetLinger(0), s.protect(dealer), dealer.Connect(s.replay)); err != nil {
+		if err := errors.Join(dealer.SetRcvhwm(receiveHWM), dealer.SetMaxmsgsize(maxMessage), dealer.SetLinger(0), s.protect(dealer), dealer.Connect(s.replay)); err != nil {
 			_ = dealer.Close()
 			return fmt.Errorf("open replay socket to %s: %w", s.replay, err)
 		}

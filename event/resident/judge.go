@@ -50,7 +50,10 @@ func (s *Set) note(o oddity, b *event.Batch, h event.BlockHash) {
 // is valid until the next call.
 func (s *Set) Judge(b *event.Batch) {
 	s.named, s.told = s.named[:0], s.told[:0]
-	for i := range b.Events {
+	for i := 0; i < len(b.Events); i++ {
+		if b.Events[i].Kind == event.Evicted && b.Events[i].Tier == event.AnyTier {
+			s.placeEvicted(b, i)
+		}
 		ev := &b.Events[i]
 		switch ev.Kind {
 		case event.Stored:
@@ -245,9 +248,6 @@ func (s *Set) describe(at int32, ev *event.Event, i int, seed uint64) {
 }
 
 func (s *Set) judgeEvicted(b *event.Batch, ev *event.Event) {
-	if ev.Tier == event.AnyTier {
-		ev.Tier = s.whereabouts(ev)
-	}
 	tier, known := s.tierNumber(ev.Tier)
 	for i := range ev.Blocks {
 		bl := &ev.Blocks[i]
@@ -272,12 +272,31 @@ func (s *Set) judgeEvicted(b *event.Batch, ev *event.Event) {
 	}
 }
 
-// whereabouts returns the tier in which the first block of a run has a copy, GPU when it has none.
-func (s *Set) whereabouts(ev *event.Event) event.Tier {
-	if len(ev.Blocks) > 0 {
-		if at, ok := s.index.get(key{ev.Blocks[0].Hash, ev.Group.Index()}); ok && s.slab.resident(at) {
-			return s.tiers[s.slab.at(at).first.tier].Tier
+// placeEvicted fills in the tier of an EVICTED that names none. A run that lies in several is cut: the rest follows it.
+func (s *Set) placeEvicted(b *event.Batch, at int) {
+	ev := &b.Events[at]
+	for i := range ev.Blocks {
+		tier := s.whereabouts(ev.Blocks[i].Hash, ev.Group)
+		switch {
+		case i == 0:
+			ev.Tier = tier
+		case tier != ev.Tier:
+			rest := *ev
+			rest.Tier, rest.Blocks = event.AnyTier, ev.Blocks[i:]
+			ev.Blocks = ev.Blocks[:i]
+			b.Events = slices.Insert(b.Events, at+1, rest)
+			return
 		}
+	}
+	if len(ev.Blocks) == 0 {
+		ev.Tier = event.GPU
+	}
+}
+
+// whereabouts returns the tier in which a block has a copy, GPU when it has none.
+func (s *Set) whereabouts(h event.BlockHash, g event.Group) event.Tier {
+	if at, ok := s.index.get(key{h, g.Index()}); ok && s.slab.resident(at) {
+		return s.tiers[s.slab.at(at).first.tier].Tier
 	}
 	return event.GPU
 }

@@ -256,15 +256,19 @@ func (s *Set) addTier(tier event.Tier) (uint16, bool) {
 }
 
 func (s *Set) noteGroup(ev *event.Event) {
+	if !ev.Locality.Here() {
+		return
+	}
 	info := event.GroupInfo{
 		Group: ev.Group, BlockSize: ev.BlockSize, Spec: ev.Spec, Window: ev.Window, Eagle: ev.Eagle,
 	}
+	device := ev.Tier.Warmth() == 0
 	for i := range s.groups {
 		g := &s.groups[i]
 		if g.Group.Index() != ev.Group.Index() {
 			continue
 		}
-		if info.BlockSize == 0 { // a placeholder tells nothing of the group
+		if info.BlockSize == 0 || g.BlockSize != 0 && (!device || info.BlockSize < g.BlockSize) {
 			return
 		}
 		*g = info
