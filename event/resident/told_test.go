@@ -78,3 +78,35 @@ func TestAWindowTellsLessThanItsRun(t *testing.T) {
 		t.Errorf("%d blocks; %+v", s.Blocks(), b.Events)
 	}
 }
+
+// A group is what its blocks on the device are: chunks of a store, blocks elsewhere and half-full ones don't change it.
+func TestAGroupIsWhatTheDeviceTells(t *testing.T) {
+	s := resident.New(resident.DefaultConfig(), nil)
+	chunk, remote, small := stored(0, 1, 21), stored(0, 1, 22), stored(0, 1, 23)
+	chunk.Tier, chunk.BlockSize = event.CPU, 256
+	remote.Locality, remote.BlockSize = event.Remote, 64
+	small.BlockSize = 2
+	s.Judge(batch(0, stored(0, 1, 11), chunk, remote, small))
+	if groups := s.Groups(); len(groups) != 1 || groups[0].BlockSize != blockSize {
+		t.Errorf("groups %+v", groups)
+	}
+}
+
+// A run of evictions that name no tier is cut where the blocks lie in another one.
+func TestEvictionsThatLieInSeveralTiers(t *testing.T) {
+	s := resident.New(resident.DefaultConfig(), nil)
+	host := stored(0, 1, 11, 12)
+	host.Tier = event.CPU
+	b := batch(0, host, stored(12, 9, 13), evicted(event.AnyTier, 11, 13, 12), evicted(event.AnyTier))
+	s.Judge(b)
+	if s.Blocks() != 0 || s.Digest() != 0 || len(s.Oddities()) > 0 {
+		t.Errorf("%d blocks are left, oddities %+v", s.Blocks(), s.Oddities())
+	}
+	var got []event.Tier
+	for _, ev := range b.Events[2:] {
+		got = append(got, ev.Tier)
+	}
+	if diff := cmp.Diff([]event.Tier{event.CPU, event.GPU, event.CPU, event.GPU}, got); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+}
