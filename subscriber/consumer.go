@@ -88,6 +88,7 @@ type track struct {
 	started bool // next means something
 	next    event.Seq
 
+	moved     bool            // it stood in another stream: what lies between there and this one's first message is nowhere
 	held      []*bus.Delivery // behind a hole, or waiting for a checkpoint
 	heldBytes int
 	heldSince time.Time
@@ -272,6 +273,7 @@ func (c *Consumer) resume(at event.Position, marks map[event.Source]event.Mark, 
 		if t.started {
 			t.next = m.Seq + 1
 		}
+		t.moved = !at.SameStream(stream)
 		if from < first {
 			c.startResync(t, "the stream no longer holds what follows")
 		}
@@ -294,7 +296,7 @@ func (c *Consumer) restoreAll(ctx context.Context, stream event.Position, first 
 		t := c.track(source)
 		t.stand(cp)
 		at := cp.Position.Sequence + 1
-		if !cp.Position.SameStream(stream) {
+		if t.moved = !cp.Position.SameStream(stream); t.moved {
 			at = 1
 		}
 		if at < first {
@@ -386,6 +388,10 @@ func (c *Consumer) events(ctx context.Context, t *track, d *bus.Delivery) {
 		c.startResync(t, "the stream may no longer hold the beginning of its life")
 	}
 	newLife := h.Epoch > t.epoch
+	if t.moved && !newLife && t.started && h.First > t.next {
+		c.startResync(t, fmt.Sprintf("sequence %d was lost with the stream", t.next))
+	}
+	t.moved = false
 	switch {
 	case newLife && !t.resync:
 		t.epoch, t.started, t.held, t.heldBytes = h.Epoch, false, nil, 0

@@ -3,6 +3,7 @@ package subscriber_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	"kvstrata/bus"
 	"kvstrata/event"
@@ -114,4 +115,18 @@ func TestTheStreamChangesWhileASinkComesUp(t *testing.T) {
 	}
 	close(k.resume)
 	wantApplied(t, k.recorder, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
+}
+
+// What was lost with a stream is not waited for: the source is made anew at once.
+func TestWhatAStreamTookWithItIsResyncedAtOnce(t *testing.T) {
+	r := newRoad(t)
+	s := newStory(t, r)
+	s.send(bus.Head{Epoch: 5, Fence: 1, First: 3, Last: 5}, nil) // the first that the new stream has
+	s.answer(5, 1)
+	k := &keeper{
+		recorder: newRecorder(), from: event.Position{Stream: bus.EventStream, Created: 1, Sequence: 9},
+		marks: map[event.Source]event.Mark{s.source: {Fence: 1, Epoch: 5, Started: true, Seq: 1}},
+	}
+	consume(r, k, time.Hour)
+	eventually(t, "a resync", func() bool { return k.restores() == 1 && k.digest() == s.judge.Digest() })
 }
