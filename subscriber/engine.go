@@ -112,7 +112,10 @@ func (e *engine) session(ctx context.Context, zctx *zmq4.Context) error {
 	}
 	release, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	return errors.Join(err, lease.Release(release))
+	if failed := lease.Release(release); failed != nil {
+		e.log.Warn("the lease can't be given back; who comes next waits until it ends", "err", failed)
+	}
+	return err
 }
 
 // hear loads the past, opens the sockets and works until ctx ends.
