@@ -196,6 +196,8 @@ func (e *engine) execute(ctx context.Context, s *sockets, now time.Time, actions
 			}
 		case recovery.Duplicate:
 			e.ledger.Duplicates++
+		case recovery.Tell:
+			e.tell(now, a)
 		}
 	}
 }
@@ -208,6 +210,15 @@ func (e *engine) newLife(now time.Time) {
 	e.checkpoint(now)
 }
 
+// tell publishes the state that what follows rests on, so that it stands in the stream whenever we are killed.
+func (e *engine) tell(now time.Time, a *recovery.Action) {
+	st := e.status(now)
+	st.State, st.Reason = a.State, a.Reason
+	if err := e.stream.Status(st); err != nil {
+		e.log.Warn("the source's state can't be told", "err", err)
+	}
+}
+
 // apply decodes, judges and publishes one batch.
 func (e *engine) apply(ctx context.Context, now time.Time, a *recovery.Action) {
 	b := &e.batch
@@ -217,7 +228,7 @@ func (e *engine) apply(ctx context.Context, now time.Time, a *recovery.Action) {
 		e.ledger.Malformed++
 		e.complain(now, "batches can't be decoded; their blocks are lost", "seq", a.Frame.Seq, "malformed", e.ledger.Malformed,
 			"err", err, "hint", e.dialectHint())
-		e.machine.Malformed(reason)
+		e.machine.Malformed(a.Frame.Seq, reason)
 		e.lose(ctx, now, a.Frame.Seq, a.Frame.Seq, reason)
 		return
 	}
@@ -236,12 +247,12 @@ func (e *engine) apply(ctx context.Context, now time.Time, a *recovery.Action) {
 	for i := range b.Events {
 		e.edge.leave(&b.Events[i])
 		if b.Events[i].Kind == event.Cleared {
-			e.machine.Cleared()
+			e.machine.Cleared(b.First)
 		}
 	}
 	// One block of vLLM's pool is the null block, which holds nothing.
 	if e.cfg.PoolSize > 0 && e.set.DeviceCopies()+1 >= e.cfg.PoolSize {
-		e.machine.Filled()
+		e.machine.Filled(b.First)
 	}
 	e.publish(ctx, b)
 }
