@@ -21,6 +21,7 @@ func (m *Machine) drain(now time.Time, way event.Way) {
 	for len(m.held) > 0 {
 		if m.overfull() {
 			m.asked = noReplay
+			m.moment.silences++ // there was no time to answer
 			m.discardOld()
 			m.discardFallen()
 			m.giveUp("held back too much while the replay ran")
@@ -63,7 +64,7 @@ func (m *Machine) discard(useless func(Frame) bool) {
 
 // discardOld drops what was held back before the last reconnect.
 func (m *Machine) discardOld() {
-	m.discard(func(f Frame) bool { return f.link != m.link })
+	m.discard(func(f Frame) bool { return f.came.links != m.moment.links })
 }
 
 // discardForeign drops what a replay that has ended shows not to be of this life: whatever is older than it, and, if the
@@ -71,19 +72,20 @@ func (m *Machine) discardOld() {
 func (m *Machine) discardForeign(answered bool) {
 	before := len(m.held)
 	m.discard(func(f Frame) bool {
-		return m.predates(f) || m.behind && answered && m.empty && f.asks < m.asks
+		return m.predates(f) || m.behind && answered && m.empty && f.came.asks < m.moment.asks
 	})
 	if len(m.held) < before {
 		m.begun = false
 	}
 }
 
-// discardFallen drops, of what was held back behind a new life, everything before the last falling back: a connection keeps
-// order, so it is of the life before.
+// discardFallen drops, of what was held back behind a new life, what is older, and everything before the last falling back:
+// a connection keeps order, so it is of the life before.
 func (m *Machine) discardFallen() {
 	if !m.behind {
 		return
 	}
+	m.discard(m.predates)
 	m.behind = false
 	for i := len(m.held) - 1; i > 0; i-- {
 		if m.held[i].Seq < m.held[i-1].Seq {

@@ -23,6 +23,9 @@ const (
 // for the same life. Another life that has reached exactly that sequence can't be told from it without replay.
 const unproved = "same life by sequence only: no replay proved it"
 
+// maxStrange is how many live frames in a row may fit neither what is known nor a later life, until they are taken for one.
+const maxStrange = 3
+
 // suspect puts the life in doubt.
 func (m *Machine) suspect(now time.Time, why doubt) {
 	m.tried, m.tries = now, 0
@@ -63,6 +66,7 @@ func (m *Machine) settle(next event.Seq) {
 // prove ends a doubt by what a replay answered.
 func (m *Machine) prove() {
 	m.doubt, m.barren = noDoubt, 0
+	m.moment.proofs++
 	if !m.pending() {
 		return
 	}
@@ -183,6 +187,30 @@ func (m *Machine) goOn(holding bool) {
 	}
 }
 
+// dispute takes a live frame at or below last that is not known, of an engine that can be asked: another life, what an
+// earlier one left behind, or another publisher. The engine is asked first, and only if it is silent the frame's word counts.
+func (m *Machine) dispute(now time.Time, f Frame, way event.Way) {
+	m.estrange(f)
+	switch {
+	case !m.isKnown(f) && !m.precedes(f) && m.strange < maxStrange: // of a range that was given up
+		m.duplicate(f)
+	case f.came.proofs < m.moment.proofs:
+		m.duplicate(f)
+		if m.refuted != m.moment.proofs && !m.behind {
+			m.refuted = m.moment.proofs
+			m.flip(now)
+		}
+	case f.came.silences == m.moment.silences:
+		m.suspect(now, disputed)
+		m.inquire(now)
+		m.wait(f)
+	case m.anotherLife(f):
+		m.restart(now, f, way)
+	default:
+		m.duplicate(f)
+	}
+}
+
 // restart begins a new life with the live frame that betrayed it.
 func (m *Machine) restart(now time.Time, f Frame, way event.Way) {
 	if m.flip(now) {
@@ -219,27 +247,26 @@ func (m *Machine) forget() {
 	m.behind, m.strange = false, 0
 }
 
-// maxStrange is how many live frames in a row may be neither known nor of a later life, before they are one of whose engine
-// the clock was set back.
-const maxStrange = 3
-
-// contradicted takes a live frame that is neither known nor, by its time, of a later life: left behind by an earlier one, or
-// of a later one whose clock was set back, or of another publisher. The first is no harm; the others must not go
-// unnoticed. A replay tells; without one, what an engine begins with, or what goes on, does.
-func (m *Machine) contradicted(now time.Time, f Frame, way event.Way) {
-	m.strange++
-	if !m.isKnown(f) && !m.precedes(f) && m.strange < maxStrange { // of a range that was given up
-		m.duplicate(f)
-		return
+// estrange counts live frames that fit nothing, each with a higher sequence than the one before.
+func (m *Machine) estrange(f Frame) {
+	if m.strange == 0 || f.Seq > m.stranger {
+		m.strange++
 	}
-	begins := f.Seq == m.cfg.First && m.last >= f.Seq+maxStrange
-	if !m.cfg.Replay && (begins || m.strange >= maxStrange) {
+	m.stranger = f.Seq
+}
+
+// contradicted takes a live frame that is neither known nor, by its time, of a later life, where no replay can tell: it came
+// late, or is of a later life whose clock was set back, or of another publisher. What an engine begins with, or what goes on,
+// is no late frame.
+func (m *Machine) contradicted(now time.Time, f Frame, way event.Way) {
+	m.estrange(f)
+	switch {
+	case f.Seq == m.cfg.First && m.last >= f.Seq+maxStrange, m.strange >= maxStrange:
 		m.restart(now, f, way)
 		return
+	case m.isKnown(f) && f.Time >= m.recents[0].Time && m.flip(now):
+	case m.isKnown(f), m.precedes(f):
+		m.suspect(now, disputed)
 	}
 	m.duplicate(f)
-	if m.isKnown(f) && f.Time >= m.recents[0].Time && m.flip(now) {
-		return
-	}
-	m.suspect(now, disputed)
 }

@@ -106,13 +106,14 @@ func (w *world) recall() {
 // learn notes whose a batch is. Lives that published the same bytes so far are one.
 func (w *world) learn(b *event.Batch, first bool) {
 	if first {
-		w.owner, w.mixed, w.lost = -1, false, b.First > 0
+		w.owner, w.mixed, w.lost, w.motley = -1, false, b.First > 0, false
 	}
 	if b.Way == event.Lost {
 		w.lost, w.mixed = true, false
 		return
 	}
 	owner := int(b.Payload >> 32)
+	w.motley = w.motley || w.owner >= 0 && owner != w.owner
 	switch {
 	case w.owner < 0 || b.Events[0].Kind == event.Cleared:
 		w.mixed = false
@@ -155,7 +156,7 @@ func (w *world) act(actions []recovery.Action) {
 }
 
 func (w *world) newEpoch(reason string) {
-	if w.owner == len(w.lives)-1 && !w.mixed && !strings.HasPrefix(reason, "one publisher") {
+	if w.owner == len(w.lives)-1 && !w.motley && !strings.HasPrefix(reason, "one publisher") {
 		w.fatalf("a new life was seen, and there was none")
 	}
 	w.epochs++

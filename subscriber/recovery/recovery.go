@@ -51,7 +51,15 @@ type Frame struct {
 	Payload uint64     // XXH3-64 of Data
 	Data    []byte
 
-	link, asks int // connections, and replays asked for, before a live frame came
+	came moment // of a live frame
+}
+
+// moment tells what came before a live frame.
+type moment struct {
+	links    int // connections
+	asks     int // replays asked for
+	proofs   int // replays that showed the life known to be the engine's
+	silences int // replays that were to show it, and did not in time
 }
 
 // ActionKind says what is to be done.
@@ -91,6 +99,7 @@ type Prior struct {
 type Machine struct {
 	cfg     Config
 	actions []Action
+	moment  moment
 
 	state  event.State // of the data; Disconnected and unconfirmed lives are told over it
 	reason string
@@ -108,13 +117,12 @@ type Machine struct {
 	tries     int       // since it came into doubt
 	behind    bool      // live frames of the life before this one may still come
 	began     event.Time
-	strange   int // live frames in a row that fit no life
+	strange   int // live frames in a row that fit nothing, each with a higher sequence than the one before
+	stranger  event.Seq
 	connected bool
-	link      int       // connections so far
 	dropped   time.Time // when the connection was lost
 
 	asked    purpose
-	asks     int       // replays asked for so far
 	from     event.Seq // of the replay asked for
 	deadline time.Time
 	replying bool      // its end has not come yet
@@ -132,6 +140,7 @@ type Machine struct {
 	shared  bool // two publishers are heard under this name
 	flips   int  // fallings back in a row for which no reconnect accounts
 	flipped time.Time
+	refuted int       // the proof that a flip was counted for
 	heard   event.Seq // while shared: the last sequence heard
 }
 
@@ -221,7 +230,7 @@ func (m *Machine) Live(now time.Time, f Frame) []Action {
 		m.behind = false
 		m.discardFirst(len(m.held))
 	}
-	f.link, f.asks = m.link, m.asks
+	f.came = m.moment
 	m.held = append(m.held, f)
 	m.heldBytes += len(f.Data)
 	m.drain(now, event.Live)
@@ -264,7 +273,7 @@ func (m *Machine) Connected(now time.Time) []Action {
 		return m.actions
 	}
 	m.connected = true
-	m.link++
+	m.moment.links++
 	switch {
 	case m.shared:
 	case m.known:
@@ -277,7 +286,7 @@ func (m *Machine) Connected(now time.Time) []Action {
 		if m.cfg.Replay {
 			m.inquire(now)
 		}
-	case m.cfg.Replay && m.link > 1:
+	case m.cfg.Replay && m.moment.links > 1:
 		m.discardOld() // whose they are can't be told; the replay has them
 		m.behind = true
 		m.inquire(now)
@@ -352,6 +361,8 @@ func (m *Machine) accept(now time.Time, f Frame, way event.Way) {
 		m.apply(f, way)
 	case m.sameBatch(f) || m.predates(f):
 		m.duplicate(f)
+	case m.cfg.Replay:
+		m.dispute(now, f, way)
 	case m.anotherLife(f):
 		m.restart(now, f, way)
 	default:

@@ -34,7 +34,7 @@ func (m *Machine) inquire(now time.Time) {
 func (m *Machine) ask(now time.Time, why purpose, from event.Seq) {
 	m.asked, m.from, m.deadline = why, from, now.Add(m.cfg.ReplayTimeout)
 	m.progress, m.hasAhead, m.empty = false, false, true
-	m.asks++
+	m.moment.asks++
 	// What is still under way of an earlier reply must not be taken for this one's.
 	m.do(Action{Kind: Ask, First: from, Reopen: m.replying})
 	m.replying = true
@@ -50,6 +50,8 @@ func (m *Machine) replayed(now time.Time, f Frame) {
 	case !m.known:
 		m.discardOld() // of an earlier life, or in this replay
 		m.progress = true
+		m.moment.proofs++
+		m.behind = m.behind || !m.connected // what was heard may be of a life before this one
 		m.first(f, way)
 	case f.Seq <= m.last && (m.precedes(f) || !m.betrays(f)):
 		m.duplicate(f) // it came live since the replay was asked for
@@ -94,6 +96,7 @@ func (m *Machine) ended(now time.Time, silence string) {
 	case why == verifyLife:
 		// No proof is to be had: the sequence of what comes on this connection must do, and it stays in doubt until then.
 		m.tried = now
+		m.moment.silences++
 		m.discardOld()
 	case why == fromStart && !answered && len(m.held) > 0:
 		m.begun = true // it would be as silent again

@@ -201,9 +201,10 @@ type world struct {
 	began       bool
 
 	// What became of the truth in the present epoch.
-	owner int  // life of the last batch applied
-	mixed bool // lives are mixed under an epoch that is marked unproved
-	lost  bool // something was lost, or never known
+	owner  int  // life of the last batch applied
+	motley bool // batches of several lives are in it
+	mixed  bool // lives are mixed under an epoch that is marked unproved
+	lost   bool // something was lost, or never known
 }
 
 func newWorld(t *rapid.T, tr trouble, maxHeld int) *world {
@@ -280,7 +281,7 @@ func (w *world) step() {
 		}
 	case "forget":
 		if l := w.life(); rapid.IntRange(0, 2).Draw(w.t, "rarely") == 0 {
-			l.oldest = rapid.IntRange(l.oldest, max(l.oldest, len(l.frames))).Draw(w.t, "oldest")
+			l.oldest = rapid.IntRange(l.oldest, max(l.oldest, len(l.frames)-1)).Draw(w.t, "oldest")
 		}
 	case "clock":
 		w.skew += time.Duration(rapid.SampledFrom([]int{-3600, -10, 10, 3600}).Draw(w.t, "set")) * time.Second
@@ -378,6 +379,11 @@ func (w *world) restart() {
 		return
 	}
 	w.pipe = w.pipe[:rapid.IntRange(0, len(w.pipe)).Draw(w.t, "left behind")]
+	for _, f := range slices.Concat(last.frames, w.pipe) {
+		if f.Time > event.UnixTime(w.now.Add(w.skew)) {
+			w.pipe = nil // what is left behind is told by its time: not also the clock may have been set back
+		}
+	}
 	// Its clock may stand, so that it publishes the very bytes of before.
 	if rapid.IntRange(0, 5).Draw(w.t, "alike") == 0 {
 		for i := range rapid.IntRange(0, len(last.frames)).Draw(w.t, "same") {
