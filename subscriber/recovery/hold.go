@@ -86,7 +86,6 @@ func (m *Machine) discardFallen() {
 		return
 	}
 	m.discard(m.predates)
-	m.behind = false
 	for i := len(m.held) - 1; i > 0; i-- {
 		if m.held[i].Seq < m.held[i-1].Seq {
 			m.discardFirst(i)

@@ -194,6 +194,9 @@ func (m *Machine) dispute(now time.Time, f Frame, way event.Way) {
 	switch {
 	case !m.isKnown(f) && !m.precedes(f) && m.strange < maxStrange: // of a range that was given up
 		m.duplicate(f)
+		if m.isPresent(f) {
+			m.flip(now)
+		}
 	case f.came.proofs < m.moment.proofs:
 		m.duplicate(f)
 		if m.refuted != m.moment.proofs && !m.behind {
@@ -255,6 +258,11 @@ func (m *Machine) estrange(f Frame) {
 	m.stranger = f.Seq
 }
 
+// isPresent reports whether a frame that fits nothing was published while this life was, so that nobody left it behind.
+func (m *Machine) isPresent(f Frame) bool {
+	return m.isKnown(f) && f.Time >= m.recents[0].Time || m.later(f)
+}
+
 // contradicted takes a live frame that is neither known nor, by its time, of a later life, where no replay can tell: it came
 // late, or is of a later life whose clock was set back, or of another publisher. What an engine begins with, or what goes on,
 // is no late frame.
@@ -264,7 +272,7 @@ func (m *Machine) contradicted(now time.Time, f Frame, way event.Way) {
 	case f.Seq == m.cfg.First && m.last >= f.Seq+maxStrange, m.strange >= maxStrange:
 		m.restart(now, f, way)
 		return
-	case m.isKnown(f) && f.Time >= m.recents[0].Time && m.flip(now):
+	case m.isPresent(f) && m.flip(now):
 	case m.isKnown(f), m.precedes(f):
 		m.suspect(now, disputed)
 	}

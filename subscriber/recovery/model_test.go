@@ -201,7 +201,7 @@ func (w *world) lose(first, last event.Seq, reason string) {
 	if last < first {
 		w.fatalf("an empty range %d to %d", first, last)
 	}
-	if l := w.life(); strings.HasPrefix(reason, "the replay does not reach") && w.owner == len(w.lives)-1 && int(first) >= l.oldest {
+	if l := w.life(); strings.HasPrefix(reason, "the replay does not reach") && w.owner == len(w.lives)-1 && int(first) >= l.oldest && !l.alike {
 		whole := true
 		for i := first; i <= last && int(i) < len(l.frames); i++ {
 			whole = whole && l.frames[i].Data != nil

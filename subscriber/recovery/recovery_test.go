@@ -36,6 +36,7 @@ func TestScenarios(t *testing.T) {
 
 type scenario struct {
 	t   *testing.T
+	cfg recovery.Config
 	m   *recovery.Machine
 	now time.Time
 }
@@ -50,7 +51,7 @@ func newScenario(t *testing.T, d *datadriven.TestData) *scenario {
 	var first uint64
 	d.MaybeScanArgs(t, "first", &first)
 	cfg.First = event.Seq(first)
-	return &scenario{t: t, m: recovery.New(cfg), now: time.Unix(1000, 0)}
+	return &scenario{t: t, cfg: cfg, now: time.Unix(1000, 0)}
 }
 
 // frame makes the batch seq of a life: same text, same content. A later life has later times, if it is not said how much
@@ -80,6 +81,7 @@ func (s *scenario) step(out *strings.Builder, fields []string) {
 	record := func(a []recovery.Action) { actions = append(actions, a...) }
 	switch fields[0] {
 	case "start":
+		s.m = recovery.New(s.cfg) // whatever was known before is the prior
 		record(s.m.Start(s.now, s.prior(fields[1:])))
 	case "live":
 		for _, f := range fields[1:] {

@@ -119,7 +119,7 @@ func (m *Machine) ended(now time.Time, silence string) {
 		silence = "the replay does not reach back so far"
 	}
 	m.giveUp(silence)
-	if m.hasAhead {
+	if m.hasAhead && (len(m.held) == 0 || m.held[0].Seq > m.last+1) {
 		m.inquire(now)
 	}
 }

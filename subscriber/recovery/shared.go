@@ -31,8 +31,7 @@ func (m *Machine) flip(now time.Time) bool {
 		m.duplicate(h)
 	}
 	m.held, m.heldBytes = nil, 0
-	m.hurt(m.last+1, fmt.Sprintf("two publishers seem to share this name: %d times within a minute, sequences fell back without a reconnect; nothing is taken until one is silent",
-		m.flips))
+	m.hurt(m.last+1, fmt.Sprintf("two publishers seem to share this name: %d times sequences fell back and nobody had reconnected; nothing is taken until one is silent", m.flips))
 	m.do(Action{Kind: Tell, State: event.StatePartial, Reason: m.reason})
 	return true
 }

@@ -62,7 +62,8 @@ type life struct {
 	after  []copies
 	judge  *resident.Set
 	judged [][]event.Event
-	oldest int // first batch that replays still have
+	alike  bool // it began with the bytes of the one before
+	oldest int  // first batch that replays still have
 }
 
 func newLife() *life { return &life{judge: resident.New(resident.DefaultConfig(), nil)} }
@@ -256,7 +257,7 @@ func (w *world) step() {
 		if n := len(w.heard); n > 0 {
 			// A connection keeps the order of lives.
 			f := w.heard[max(0, n-1-rapid.IntRange(0, 3).Draw(w.t, "back"))]
-			if before := append(w.heard, w.pipe...); before[len(before)-1].Payload>>32 == f.Payload>>32 {
+			if before := append(w.heard, w.pipe...); before[len(before)-1].Payload>>32 == f.Payload>>32 && before[len(before)-1].Seq <= f.Seq+3 {
 				w.pipe = append(w.pipe, f)
 			}
 		}
@@ -386,6 +387,7 @@ func (w *world) restart() {
 	}
 	// Its clock may stand, so that it publishes the very bytes of before.
 	if rapid.IntRange(0, 5).Draw(w.t, "alike") == 0 {
+		l.alike = true
 		for i := range rapid.IntRange(0, len(last.frames)).Draw(w.t, "same") {
 			l.publish(last.frames[i], last.events[i], last.bad[i])
 		}
