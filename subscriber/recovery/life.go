@@ -154,9 +154,14 @@ func (m *Machine) isKnown(f Frame) bool {
 // precedes reports whether a frame's sequence lies before those of the last batches: forgotten, or never heard.
 func (m *Machine) precedes(f Frame) bool { return len(m.recents) > 0 && f.Seq < m.recents[0].Seq }
 
-// betrays reports whether a frame received since the last reconnect can't be of the life known.
+// betrays reports whether a frame can't be of the life known.
 func (m *Machine) betrays(f Frame) bool {
 	return f.Seq <= m.last && !m.sameBatch(f) && m.anotherLife(f)
+}
+
+// betraysSince reports whether a live frame that came since this life was last shown can't be of it.
+func (m *Machine) betraysSince(f Frame) bool {
+	return f.came.proofs == m.moment.proofs && m.betrays(f)
 }
 
 // verify takes the first frame of a replay from our last batch: it proves the life, or another one.
@@ -168,7 +173,7 @@ func (m *Machine) verify(now time.Time, f Frame) {
 		m.duplicate(f)
 		m.goOn(holding) // what follows closes whatever gap there is
 		m.progress = true
-	case len(m.recents) == 0, f.Seq > m.anchor() && !slices.ContainsFunc(m.held, m.betrays):
+	case len(m.recents) == 0, f.Seq > m.anchor() && !slices.ContainsFunc(m.held, m.betraysSince):
 		// Nothing is left to compare with: here, or there, since the engine's buffer has moved on.
 		m.unprovable()
 		m.goOn(holding)
@@ -192,11 +197,8 @@ func (m *Machine) goOn(holding bool) {
 func (m *Machine) dispute(now time.Time, f Frame, way event.Way) {
 	m.estrange(f)
 	switch {
-	case !m.isKnown(f) && !m.precedes(f) && m.strange < maxStrange: // of a range that was given up
+	case !m.isKnown(f) && !m.precedes(f) && !m.isPresent(f) && m.strange < maxStrange: // late, of a range that was given up
 		m.duplicate(f)
-		if m.isPresent(f) {
-			m.flip(now)
-		}
 	case f.came.proofs < m.moment.proofs:
 		m.duplicate(f)
 		if m.refuted != m.moment.proofs && !m.behind {
@@ -223,7 +225,7 @@ func (m *Machine) restart(now time.Time, f Frame, way event.Way) {
 	m.do(Action{Kind: NewLife, Reason: fmt.Sprintf("sequence %d after %d", f.Seq, m.last)})
 	m.forget()
 	if m.cfg.Replay {
-		m.begun = true
+		m.begun, m.behind = true, true // the replay may show yet another one
 		m.inquire(now)
 		m.wait(f)
 		return
