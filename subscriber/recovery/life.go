@@ -230,7 +230,11 @@ func (m *Machine) restart(now time.Time, f Frame, way event.Way) {
 		m.wait(f)
 		return
 	}
+	lives := m.moment.links - m.heardOn
 	m.first(f, way)
+	if lives > 1 { // one that came and went may have left it behind
+		m.suspect(now, reconnected)
+	}
 }
 
 // proveNewLife begins the life that a replay has shown; what was held back of the old one is of no use.

@@ -190,7 +190,7 @@ func (w *world) apply(a *recovery.Action) {
 		}
 	}
 	w.publishBatch(b)
-	if !w.lost && !w.mixed && w.owner >= 0 {
+	if !w.lost && !w.motley && w.owner >= 0 {
 		if diff := cmp.Diff(w.lives[w.owner].judged[f.Seq], b.Events); diff != "" {
 			w.fatalf("batch %d is judged as by nobody who has heard it all:\n%s", f.Seq, diff)
 		}

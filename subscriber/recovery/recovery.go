@@ -120,6 +120,7 @@ type Machine struct {
 	strange   int // live frames in a row that fit nothing, each with a higher sequence than the one before
 	stranger  event.Seq
 	connected bool
+	heardOn   int       // the connection on which the last live frame was applied
 	dropped   time.Time // when the connection was lost
 
 	asked    purpose
@@ -175,11 +176,11 @@ func (m *Machine) State(now time.Time) (event.State, string) {
 		return event.StateGone, "disconnected"
 	case m.shared:
 		return event.StateStale, m.reason
-	case m.doubt == reconnected && !m.connected:
+	case m.doubt == reconnected && !m.connected && m.known:
 		return m.state, m.reason // as it was when the connection broke
-	case m.doubt != noDoubt && now.Sub(m.since) >= m.cfg.StaleAfter:
+	case m.doubt != noDoubt && m.known && now.Sub(m.since) >= m.cfg.StaleAfter:
 		return event.StateStale, "not confirmed to be the engine known before"
-	case m.doubt != noDoubt:
+	case m.doubt != noDoubt && m.known:
 		return event.StateRecovering, "waiting for the engine to confirm that it is the same"
 	case !m.connected && !m.known:
 		return event.StateRecovering, "not connected yet"
@@ -276,7 +277,7 @@ func (m *Machine) Connected(now time.Time) []Action {
 	m.moment.links++
 	switch {
 	case m.shared:
-	case m.known:
+	case m.known || !m.cfg.Replay && m.moment.links > 1:
 		// Behind a new connection may be another life than the one known, whose sequence may already have passed ours.
 		// Until that is settled, what was held back before belongs to the old one, and a reply under way to nobody.
 		m.suspect(now, reconnected)
@@ -387,6 +388,9 @@ func Beginning(known, first event.Seq) (event.State, string) {
 
 func (m *Machine) apply(f Frame, way event.Way) {
 	m.known, m.last = true, f.Seq
+	if f.came.links > 0 {
+		m.heardOn = m.moment.links
+	}
 	m.recents = remember(m.recents, event.Recent{Seq: f.Seq, Time: f.Time, Payload: f.Payload}, m.pending(), m.whole)
 	m.do(Action{Kind: Apply, Frame: f, Way: way})
 }
