@@ -23,6 +23,9 @@ const (
 // for the same life. Another life that has reached exactly that sequence can't be told from it without replay.
 const unproved = "same life by sequence only: no replay proved it"
 
+// movedOn is the reason when none can any more.
+const movedOn = "same life by sequence only: the replay no longer has what would prove it"
+
 // maxStrange is how many live frames in a row may fit neither what is known nor a later life, until they are taken for one.
 const maxStrange = 3
 
@@ -52,7 +55,7 @@ func (m *Machine) settle(next event.Seq) {
 		return
 	}
 	m.doubt = noDoubt
-	if m.pending() {
+	if m.pending() || strings.HasPrefix(m.reason, movedOn) {
 		return
 	}
 	reason := unproved
@@ -78,9 +81,10 @@ func (m *Machine) prove() {
 
 // unprovable ends a doubt for good: the engine no longer has what would prove its life.
 func (m *Machine) unprovable() {
+	m.moment.silences++
 	m.settle(m.last + 1)
 	if m.pending() {
-		m.reason = "same life by sequence only: the replay no longer has what would prove it"
+		m.reason = movedOn + strings.TrimPrefix(m.reason, unproved)
 	}
 }
 

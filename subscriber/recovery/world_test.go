@@ -256,14 +256,15 @@ func (w *world) step() {
 	case "repeat":
 		if n := len(w.heard); n > 0 {
 			// A connection keeps the order of lives.
-			f := w.heard[max(0, n-1-rapid.IntRange(0, 3).Draw(w.t, "back"))]
+			// Without replay nothing but their time tells late frames from early ones.
+			f := w.heard[max(0, n-1-rapid.IntRange(0, map[bool]int{true: 3}[w.replay]).Draw(w.t, "back"))]
 			if before := append(w.heard, w.pipe...); before[len(before)-1].Payload>>32 == f.Payload>>32 && before[len(before)-1].Seq <= f.Seq+3 {
 				w.pipe = append(w.pipe, f)
 			}
 		}
 	case "reorder":
 		// Two of one connection; which of them is the later one is told by their times.
-		if n := len(w.pipe); n > 1 && w.pipe[n-2].Time < w.pipe[n-1].Time && w.pipe[n-2].Payload>>32 == w.pipe[n-1].Payload>>32 {
+		if n := len(w.pipe); n > 1 && w.pipe[n-2].Seq+1 == w.pipe[n-1].Seq && w.pipe[n-2].Time < w.pipe[n-1].Time && w.pipe[n-2].Payload>>32 == w.pipe[n-1].Payload>>32 {
 			w.pipe[n-1], w.pipe[n-2] = w.pipe[n-2], w.pipe[n-1]
 		}
 	case "deliver":
@@ -281,8 +282,15 @@ func (w *world) step() {
 			w.restart()
 		}
 	case "forget":
-		if l := w.life(); rapid.IntRange(0, 2).Draw(w.t, "rarely") == 0 {
-			l.oldest = rapid.IntRange(l.oldest, max(l.oldest, len(l.frames)-1)).Draw(w.t, "oldest")
+		// The newest that it could encode it still has.
+		l, newest := w.life(), 0
+		for i, f := range l.frames {
+			if f.Data != nil {
+				newest = i
+			}
+		}
+		if rapid.IntRange(0, 2).Draw(w.t, "rarely") == 0 {
+			l.oldest = rapid.IntRange(l.oldest, max(l.oldest, newest)).Draw(w.t, "oldest")
 		}
 	case "clock":
 		w.skew += time.Duration(rapid.SampledFrom([]int{-3600, -10, 10, 3600}).Draw(w.t, "set")) * time.Second
