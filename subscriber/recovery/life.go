@@ -177,7 +177,7 @@ func (m *Machine) verify(now time.Time, f Frame) {
 		m.duplicate(f)
 		m.goOn(holding) // what follows closes whatever gap there is
 		m.progress = true
-	case len(m.recents) == 0, f.Seq > m.anchor() && !slices.ContainsFunc(m.held, m.betraysSince):
+	case len(m.recents) == 0, f.Seq > m.from && !slices.ContainsFunc(m.held, m.betraysSince):
 		// Nothing is left to compare with: here, or there, since the engine's buffer has moved on.
 		m.unprovable()
 		m.goOn(holding)

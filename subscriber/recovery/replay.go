@@ -85,7 +85,7 @@ func (m *Machine) ended(now time.Time, silence string) {
 		return
 	case (why == verifyLife || why == proveLate) && answered:
 		// The engine does not have our last batch: it began anew.
-		m.proveNewLife(now, fmt.Sprintf("replay knows nothing of sequence %d", m.anchor()))
+		m.proveNewLife(now, fmt.Sprintf("replay knows nothing of sequence %d", m.from))
 		return
 	case why == proveLate:
 		m.barren = 0
