@@ -29,7 +29,7 @@ func TestModel(t *testing.T) {
 			deaf:   rapid.Bool().Draw(t, "deaf"), moves: rapid.Bool().Draw(t, "moves"), broken: rapid.Bool().Draw(t, "broken"),
 			proxy: rapid.IntRange(0, 3).Draw(t, "proxy") == 0,
 		}
-		w := newWorld(t, tr, rapid.SampledFrom([]int{3, 1000}).Draw(t, "held"))
+		w := newWorld(t, tr, rapid.SampledFrom([]int{50, 1000}).Draw(t, "held"))
 		for range rapid.IntRange(1, 150).Draw(t, "steps") {
 			w.step()
 			w.check()

@@ -350,6 +350,9 @@ func (m *Machine) accept(now time.Time, f Frame, way event.Way) {
 		m.wait(f)
 	case !m.known:
 		m.first(f, way)
+		if m.behind { // what comes next may be of another life
+			m.suspect(now, reconnected)
+		}
 	case f.Seq > m.last && m.cfg.Replay && (f.Seq > m.last+1 || m.predates(f)):
 		m.inquire(now)
 		m.wait(f)

@@ -118,6 +118,7 @@ func (m *Machine) ended(now time.Time, silence string) {
 	if answered {
 		silence = "the replay does not reach back so far"
 	}
+	m.discardFallen()
 	m.giveUp(silence)
 	if m.hasAhead && (len(m.held) == 0 || m.held[0].Seq > m.last+1) {
 		m.inquire(now)
