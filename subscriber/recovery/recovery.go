@@ -350,7 +350,7 @@ func (m *Machine) accept(now time.Time, f Frame, way event.Way) {
 		m.wait(f)
 	case !m.known:
 		m.first(f, way)
-		if m.behind { // what comes next may be of another life
+		if m.behind && f.Seq > m.cfg.First { // what comes next may be of another life
 			m.suspect(now, reconnected)
 		}
 	case f.Seq > m.last && m.cfg.Replay && (f.Seq > m.last+1 || m.predates(f)):
