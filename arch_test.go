@@ -26,8 +26,9 @@ const module = "kvstrata"
 var layout = map[string][]string{
 	"event":           {},
 	"bus":             {"event"},
-	"publisher":       {"event", "bus"},
-	"subscriber":      {"event", "bus"},
+	"curve":           {},
+	"publisher":       {"event", "bus", "curve"},
+	"subscriber":      {"event", "bus", "curve"},
 	"connector":       {"event"},
 	"indexer/prefix":  {"event"},
 	"indexer/history": {"event", "migrations"},

@@ -164,10 +164,12 @@ func checkCompose(t *testing.T, b binary, text, envFile string) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if password, ok := env["CLICKHOUSE_PASSWORD"]; !ok || password != "" {
-		return []string{envFile + ": CLICKHOUSE_PASSWORD is for the user to set"}
+	for _, name := range []string{"CLICKHOUSE_PASSWORD", "NATS_PASSWORD", "KVSTRATA_TOKEN"} {
+		if secret, ok := env[name]; !ok || secret != "" {
+			return []string{envFile + ": " + name + " is for the user to set"}
+		}
+		env[name] = "secretofthetests0123456789"
 	}
-	env["CLICKHOUSE_PASSWORD"] = "secret"
 	project, err := loadCompose(t.Context(), text, env)
 	if err != nil {
 		return []string{err.Error()}
@@ -330,6 +332,9 @@ func (c *composeCheck) nats(s types.ServiceConfig) {
 	if !opts.JetStream || opts.ServerName != s.Name || opts.HTTPPort == 0 {
 		c.fail("%s: JetStream %v, name %q, monitoring port %d", s.Name, opts.JetStream, opts.ServerName, opts.HTTPPort)
 	}
+	if opts.Username == "" || opts.Password == "" || opts.Cluster.Port != 0 && (opts.Cluster.Username == "" || opts.Cluster.Password == "") {
+		c.fail("%s: lets everybody in", s.Name)
+	}
 	if h := s.HealthCheck; h == nil || !strings.Contains(strings.Join(h.Test, " "), fmt.Sprintf("127.0.0.1:%d/healthz", opts.HTTPPort)) {
 		c.fail("%s: its health check does not ask port %d", s.Name, opts.HTTPPort)
 	}
@@ -391,6 +396,8 @@ func composeViolations(t *testing.T, b binary, text string) {
 		{"flag of NATS", "[--name, nats, --jetstream", "[--name, nats, --jetstreams", "nats-server refuses"},
 		{"NATS without JetStream", "[--name, nats, --jetstream,", "[--name, nats,", "JetStream false"},
 		{"NATS without a volume", `volumes: ["nats:/data"]`, `volumes: ["nats:/store"]`, "/data is no volume"},
+		{"NATS without a user", `"8222", --user, kvstrata, --pass, "${NATS_PASSWORD}"]`, `"8222"]`, "nats: lets everybody in"},
+		{"API without a token", "  KVSTRATA_TOKEN: ${KVSTRATA_TOKEN:?", "  KVSTRATA_TOKEN: ${KVSTRATA_NO_TOKEN:+", "other machines reach it"},
 		{"log", "*logging", "{ driver: json-file }", "its log is not bounded"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -4,11 +4,13 @@ package bus
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -29,8 +31,12 @@ const (
 type Config struct {
 	// URL lists servers, comma-separated. Ignored where a server is embedded.
 	URL string
+	// Identity is how to log in; with all of it empty, as nobody.
+	Identity
 	// Credentials is a NATS credentials file; empty for none.
 	Credentials string
+	// ServerName is the name that the server's certificate must have; empty = the one in URL.
+	ServerName string
 	// Replicas of streams and buckets.
 	Replicas int
 	// MaxAge and MaxBytes bound the event stream; the oldest messages go first, since observing must never push back
@@ -50,7 +56,19 @@ func DefaultConfig() Config {
 
 // Validate reports every problem at once.
 func (c Config) Validate() error {
-	var errs []error
+	errs := c.Identity.validate()
+	if strings.Contains(c.URL, "@") { // it is told in logs
+		errs = append(errs, fmt.Errorf("--nats: holds a user; name it in --nats-user, and its password in --nats-password-file or %s", PasswordVariable))
+	}
+	given := 0
+	for _, way := range []string{c.User, c.NKey, c.Credentials} {
+		if way != "" {
+			given++
+		}
+	}
+	if given > 1 {
+		errs = append(errs, errors.New("--nats-user, --nats-nkey, --nats-creds: want one of them at most"))
+	}
 	if c.Replicas < 1 || c.Replicas > 5 {
 		errs = append(errs, fmt.Errorf("--nats-replicas %d: want 1 to 5", c.Replicas))
 	}
@@ -82,9 +100,10 @@ type Bus struct {
 // Option changes how Dial connects.
 type Option func(*[]nats.Option)
 
-// InProcess connects to an embedded server without a socket.
+// InProcess connects to an embedded server without a socket, and with a key that only this process has. The identity of
+// the configuration is the server's then, and is not used.
 func InProcess(s *Server) Option {
-	return func(opts *[]nats.Option) { *opts = append(*opts, nats.InProcessServer(s.srv)) }
+	return func(opts *[]nats.Option) { *opts = append(*opts, s.inProcess...) }
 }
 
 // Dial connects, waits for a server until ctx ends, and makes the streams and buckets that are missing. Later it
@@ -94,9 +113,9 @@ func Dial(ctx context.Context, cfg Config, name string, log *slog.Logger, option
 	if err != nil {
 		return nil, err
 	}
-	if b.bulk, err = nats.Connect(cfg.URL, b.options...); err != nil {
+	if b.bulk, err = nats.Connect(b.cfg.URL, b.options...); err != nil {
 		b.Close()
-		return nil, fmt.Errorf("connect to NATS at %s: %w", cfg.URL, err)
+		return nil, fmt.Errorf("connect to NATS at %s: %w", b.cfg.URL, err)
 	}
 	bulk, err := jetstream.New(b.bulk)
 	if err == nil {
@@ -118,19 +137,27 @@ func Attach(ctx context.Context, cfg Config, name string, log *slog.Logger, opti
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	if len(options) > 0 { // within a process there is no TLS
+		cfg.URL = strings.Replace(cfg.URL, "tls://", "nats://", 1)
+	}
 	b := &Bus{cfg: cfg, log: log}
 	opts := []nats.Option{
-		nats.Name(name), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true),
+		nats.Name(name), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.IgnoreAuthErrorAbort(), // what a user may can change
 		nats.ReconnectWait(250 * time.Millisecond), nats.ReconnectJitter(100*time.Millisecond, 100*time.Millisecond),
 		nats.ReconnectBufSize(64 << 20), nats.PingInterval(5 * time.Second), nats.MaxPingsOutstanding(2),
 	}
-	if cfg.Credentials != "" {
-		opts = append(opts, nats.UserCredentials(cfg.Credentials))
+	if len(options) == 0 {
+		login, err := cfg.clientOptions()
+		if err != nil {
+			return nil, fmt.Errorf("connect to NATS: %w", err)
+		}
+		opts = append(opts, login...)
 	}
 	for _, o := range options {
 		o(&opts)
 	}
 	b.options = opts
+	var refused time.Time // used by nats.go's one goroutine of callbacks
 	conn, err := nats.Connect(cfg.URL, append(slices.Clone(opts),
 		nats.ConnectHandler(func(*nats.Conn) { log.Info("connected to NATS") }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
@@ -140,6 +167,12 @@ func Attach(ctx context.Context, cfg Config, name string, log *slog.Logger, opti
 		}),
 		nats.ReconnectHandler(func(*nats.Conn) { log.Info("reconnected to NATS") }),
 		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
+			if errors.Is(err, nats.ErrAuthorization) { // at each try
+				if time.Since(refused) < refusedEvery {
+					return
+				}
+				refused = time.Now()
+			}
 			subject := ""
 			if sub != nil {
 				subject = sub.Subject
@@ -156,6 +189,9 @@ func Attach(ctx context.Context, cfg Config, name string, log *slog.Logger, opti
 	}
 	return b, nil
 }
+
+// refusedEvery is how often at most the log tells that the server refuses the user.
+const refusedEvery = 10 * time.Second
 
 // maxPending is how many publishes may await their acknowledgement in nats.go; our own publishers bound bytes.
 const maxPending = 1 << 16
@@ -255,11 +291,22 @@ func (b *Bus) provideAgain(bulk jetstream.JetStream) {
 	}
 }
 
+// final reports whether an error of the first connection is one that waiting does not mend.
+func final(err error) bool {
+	var cert *tls.CertificateVerificationError
+	return errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired) || errors.Is(err, nats.ErrAuthRevoked) ||
+		errors.Is(err, nats.ErrSecureConnWanted) || errors.Is(err, nats.ErrSecureConnRequired) || errors.As(err, &cert)
+}
+
 func (b *Bus) awaitConnection(ctx context.Context) error {
 	said := false
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for !b.conn.IsConnected() {
+		if err := b.conn.LastError(); final(err) {
+			return fmt.Errorf("connect to NATS at %s: %w; see --nats-user, --nats-nkey or --nats-creds, and with TLS --nats-ca, --nats-cert "+
+				"and --nats-server-name", b.cfg.URL, err)
+		}
 		if !said {
 			said = true
 			b.log.Warn("waiting for NATS", "url", b.cfg.URL)

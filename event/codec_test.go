@@ -259,6 +259,13 @@ func TestStatusTravels(t *testing.T) {
 		Source: cp.Source, Epoch: 1, Fence: 2, Seq: 3, State: event.StateLive, Reason: "r", Time: 4, Digest: 5, Ledger: cp.Ledger,
 		Dialect: "vllm-map", Endpoint: "tcp://127.0.0.1:5557", Copies: event.CopiesUnknown, PoolSize: 6, Stores: []string{"redis"},
 		Counters: []event.Counter{{Name: "unknown_key", Count: 2, Example: "origin"}}, Groups: cp.Groups, Withdrawn: true,
+		Contract: event.Contract{
+			Forms: []string{"map"}, Fields: []string{"BlockStored.block_hashes"}, Hashes: []string{"uint64"}, Media: []string{"GPU"},
+			Check: event.HashContract{
+				Verdict: event.HashesDiffer, Scheme: "sha256", Seed: "0", Keys: "tagged", Verified: 5, Differ: 1, Skipped: 2, Reason: "first difference in batch 3",
+			},
+		},
+		HashScheme: "sha256", HashSeed: "0",
 	}
 	payload, err := event.MarshalStatus(&want)
 	if err != nil {

@@ -81,6 +81,7 @@ type Event struct {
 	Tokens    []uint32   // prompt text: dropped after hashing unless kept by --tokens=keep
 	ExtraKeys [][]byte   // one msgpack value a block (nil = none); leaves the edge only with the tokens
 	Salt      string     // cache salt of a root run; never leaves the edge
+	Locals    []uint64   // each block's local hash, of a source that tells it instead of tokens; never leaves the edge
 	Terms     []uint64   // what each block's extra keys add to its local seed (ExtraTerm); nil = nothing
 	Cause     ClearCause // of a CLEARED
 	Load      Load       // of a LOADED

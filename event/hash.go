@@ -103,6 +103,9 @@ const (
 	External Tier = "EXTERNAL"
 )
 
+// AnyTier is the tier of an EVICTED whose source does not say where the block was; the judge fills in where it is.
+const AnyTier Tier = "?"
+
 // Warmth orders tiers from warm to cold: 0 device, 1 host memory, 2 local disk, 3 shared or remote, 4 a word that we
 // do not know. Sources: vLLM, SGLang, TensorRT-LLM, Mooncake and Dynamo (docs/format/event.md).
 func (t Tier) Warmth() int {

@@ -50,6 +50,22 @@ type Status struct {
 	Counters  []Counter   // oddities of the stream, by name
 	Groups    []GroupInfo // what each cache group was seen to be
 	Withdrawn bool        // the source was taken out of service on purpose
+	Contract  Contract    // what the stream was seen to be
+
+	// How the engine names its blocks, where that is known: with these a prompt finds blocks that were told without
+	// tokens. A scheme of event/enginehash, and a seed as its ParseRecipe reads it.
+	HashScheme string
+	HashSeed   string
+}
+
+// Contract is what a source's stream was seen to be; what breaks it is among the status's counters. It holds no value of any
+// event.
+type Contract struct {
+	Forms  []string     `json:"forms,omitempty"`  // how events are encoded: "array", "map", "json"
+	Fields []string     `json:"fields,omitempty"` // what they tell, as "BlockStored.block_hashes"
+	Hashes []string     `json:"hashes,omitempty"` // what block hashes are: "uint64", "int64", "bytes32"
+	Media  []string     `json:"media,omitempty"`  // where blocks were said to be, in the source's own words
+	Check  HashContract `json:"check,omitzero"`
 }
 
 // CopyMode says how a source's copies are counted.

@@ -12,7 +12,8 @@ func MarshalStatus(s *Status) ([]byte, error) {
 		Epoch: uint64(s.Epoch), Fence: uint64(s.Fence), Seq: uint64(s.Seq), State: uint32(s.State), Reason: s.Reason,
 		Time: int64(s.Time), Digest: uint64(s.Digest), Ledger: ledgerToPB(&s.Ledger), Dialect: s.Dialect,
 		Endpoint: s.Endpoint, Copies: uint32(s.Copies), PoolSize: s.PoolSize, Stores: s.Stores,
-		Groups: groupsToPB(s.Groups), Withdrawn: s.Withdrawn,
+		Groups: groupsToPB(s.Groups), Withdrawn: s.Withdrawn, Contract: contractToPB(&s.Contract),
+		HashScheme: s.HashScheme, HashSeed: s.HashSeed,
 	}
 	for _, c := range s.Counters {
 		pb.Counters = append(pb.Counters, &eventpb.Counter{Name: c.Name, Count: c.Count, Example: c.Example})
@@ -31,11 +32,34 @@ func UnmarshalStatus(payload []byte, source Source) (Status, error) {
 		Reason: pb.Reason, Time: Time(pb.Time), Digest: Digest(pb.Digest), Ledger: ledgerFromPB(pb.Ledger),
 		Dialect: pb.Dialect, Endpoint: pb.Endpoint, Copies: CopyMode(pb.Copies), PoolSize: pb.PoolSize,
 		Stores: pb.Stores, Groups: groupsFromPB(pb.Groups), Withdrawn: pb.Withdrawn,
+		Contract:   contractFromPB(pb.Contract),
+		HashScheme: pb.HashScheme, HashSeed: pb.HashSeed,
 	}
 	for _, c := range pb.Counters {
 		s.Counters = append(s.Counters, Counter{Name: c.Name, Count: c.Count, Example: c.Example})
 	}
 	return s, nil
+}
+
+func contractToPB(c *Contract) *eventpb.Contract {
+	return &eventpb.Contract{
+		Forms: c.Forms, Fields: c.Fields, Hashes: c.Hashes, Media: c.Media,
+		Check: &eventpb.HashCheck{
+			Verdict: uint32(c.Check.Verdict), Scheme: c.Check.Scheme, Seed: c.Check.Seed, Keys: c.Check.Keys,
+			Verified: c.Check.Verified, Differ: c.Check.Differ, Skipped: c.Check.Skipped, Reason: c.Check.Reason,
+		},
+	}
+}
+
+func contractFromPB(pb *eventpb.Contract) Contract {
+	return Contract{
+		Forms: pb.GetForms(), Fields: pb.GetFields(), Hashes: pb.GetHashes(), Media: pb.GetMedia(),
+		Check: HashContract{
+			Verdict: HashVerdict(pb.GetCheck().GetVerdict()), Scheme: pb.GetCheck().GetScheme(), Seed: pb.GetCheck().GetSeed(),
+			Keys: pb.GetCheck().GetKeys(), Verified: pb.GetCheck().GetVerified(), Differ: pb.GetCheck().GetDiffer(),
+			Skipped: pb.GetCheck().GetSkipped(), Reason: pb.GetCheck().GetReason(),
+		},
+	}
 }
 
 func ledgerToPB(l *Ledger) *eventpb.Ledger {

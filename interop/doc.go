@@ -5,5 +5,8 @@
 // LMCache's own cache server, clients of it and of Redis, and chunk hashes are run likewise, against package
 // connector/lmcache.
 //
+// Dynamo's radix tree and hash functions are asked what they make of our hashes. Scripts write what these and other
+// producers send into the test data of package subscriber.
+//
 // check.sh runs everything.
 package interop

@@ -63,9 +63,12 @@ class _Stub(types.ModuleType):
             raise AttributeError(name)
         if self.__name__ == "lmcache.integration.vllm.utils":
             return getattr(importlib.import_module("lmcache.utils"), name)
-        # GetOrCreate is how LMCache gets its monitors, at import.
-        singleton = {"GetOrCreate": classmethod(lambda cls: cls())}
-        return type(name, (types.SimpleNamespace,), singleton)
+        # GetOrCreate is how LMCache gets its monitors, at import; annotations subscript classes.
+        methods = {
+            "GetOrCreate": classmethod(lambda cls: cls()),
+            "__class_getitem__": classmethod(lambda cls, _: cls),
+        }
+        return type(name, (types.SimpleNamespace,), methods)
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -55,7 +55,7 @@ func TestNATSKeepsTheContract(t *testing.T) {
 func replayReader(z *publisher.ZMQ) publishertest.Received {
 	var c *client
 	next, asking := uint64(0), false
-	decoder := subscriber.NewVLLM()
+	decoder := subscriber.NewDecoder(subscriber.DecoderConfig{})
 	return func(t *testing.T) event.Batch {
 		if c == nil {
 			<-z.Ready()

@@ -40,7 +40,7 @@ func TestAppendVLLMGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 			var b event.Batch
-			if err := subscriber.NewVLLM().Decode(payload, &b); err != nil {
+			if err := subscriber.NewDecoder(subscriber.DecoderConfig{}).Decode(payload, &b); err != nil {
 				t.Fatal(err)
 			}
 			for i := range b.Events {

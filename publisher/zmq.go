@@ -16,6 +16,7 @@ import (
 	"github.com/pebbe/zmq4"
 	"golang.org/x/sync/errgroup"
 
+	"kvstrata/curve"
 	"kvstrata/event"
 )
 
@@ -38,6 +39,8 @@ type ZMQConfig struct {
 	Form Form
 	// ReplayStall is how long a replay may stand still because its client takes nothing, before it is given up.
 	ReplayStall time.Duration
+	// Keys protect both sockets with CURVE; nil for none. vLLM's own subscribers have none.
+	Keys *curve.Keys
 }
 
 // DefaultZMQConfig returns vLLM's defaults, except that it listens on loopback only, offers replay, and has a queue of a
@@ -126,6 +129,7 @@ type ZMQ struct {
 	replay   string // as bound
 
 	replays, replayed, malformed, abandoned atomic.Uint64
+	refused                                 atomic.Uint64
 }
 
 // step is one batch on its way.
@@ -264,6 +268,9 @@ func (z *ZMQ) ReplayStats() ReplayStats {
 	}
 }
 
+// Refused returns how many handshakes failed: clients without keys, with wrong ones, or that are not allowed.
+func (z *ZMQ) Refused() uint64 { return z.refused.Load() }
+
 // Run binds the sockets and sends until ctx ends; it runs once. What is queued then gets a quarter of a second to
 // leave, and the network as much again.
 func (z *ZMQ) Run(ctx context.Context) error {
@@ -281,19 +288,29 @@ func (z *ZMQ) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("publish on ZeroMQ: %w", err)
 	}
-	pub, router, err := z.open(zctx)
+	doors, err := z.openDoors(zctx)
 	if err != nil {
 		return errors.Join(err, zctx.Term())
+	}
+	pub, router, err := z.open(zctx)
+	if err == nil {
+		if err = doors.watch(pub, router); err != nil {
+			err = errors.Join(err, closeAll(pub, router))
+		}
+	}
+	if err != nil {
+		return errors.Join(err, doors.close(), zctx.Term())
 	}
 	close(z.ready)
 	z.log.Info("publishing on ZeroMQ", "endpoint", z.Endpoint(), "replay", z.ReplayEndpoint(), "form", z.cfg.Form)
 
 	group, ctx := errgroup.WithContext(ctx)
+	doors.run(group)
 	if router != nil {
 		group.Go(func() error { return z.serve(router) })
 	}
 	err = z.send(ctx, pub)
-	// Term ends serve's poll, and returns once serve has closed its socket.
+	// Term ends the polls of serve and of the doors, and returns once they have closed their sockets.
 	return errors.Join(err, pub.Close(), zctx.Term(), group.Wait())
 }
 
@@ -307,7 +324,7 @@ func (z *ZMQ) stop() {
 
 // open makes and binds the sockets; router is nil without replay.
 func (z *ZMQ) open(zctx *zmq4.Context) (pub, router *zmq4.Socket, err error) {
-	pub, endpoint, err := bind(zctx, zmq4.PUB, z.cfg.Endpoint, func(s *zmq4.Socket) error {
+	pub, endpoint, err := z.bind(zctx, zmq4.PUB, z.cfg.Endpoint, func(s *zmq4.Socket) error {
 		return errors.Join(s.SetSndhwm(z.cfg.HWM), s.SetLinger(drainTime))
 	})
 	if err != nil {
@@ -315,7 +332,7 @@ func (z *ZMQ) open(zctx *zmq4.Context) (pub, router *zmq4.Socket, err error) {
 	}
 	var replay string
 	if z.cfg.Replay != "" {
-		router, replay, err = bind(zctx, zmq4.ROUTER, z.cfg.Replay, func(s *zmq4.Socket) error {
+		router, replay, err = z.bind(zctx, zmq4.ROUTER, z.cfg.Replay, func(s *zmq4.Socket) error {
 			// Mandatory makes a send say that the client is full or gone, instead of dropping the message.
 			return errors.Join(
 				s.SetRouterMandatory(1), s.SetSndhwm(replayHWM), s.SetMaxmsgsize(maxRequest), s.SetLinger(0),
@@ -331,13 +348,16 @@ func (z *ZMQ) open(zctx *zmq4.Context) (pub, router *zmq4.Socket, err error) {
 	return pub, router, nil
 }
 
-func bind(
+func (z *ZMQ) bind(
 	zctx *zmq4.Context, kind zmq4.Type, endpoint string, set func(*zmq4.Socket) error,
 ) (s *zmq4.Socket, bound string, err error) {
 	if s, err = zctx.NewSocket(kind); err != nil {
 		return nil, "", fmt.Errorf("open %v socket: %w", kind, err)
 	}
 	err = errors.Join(set(s), s.SetIpv6(strings.Contains(endpoint, "[")), s.SetTcpKeepalive(1))
+	if err == nil && z.cfg.Keys != nil {
+		err = z.cfg.Keys.Bind(s)
+	}
 	if err == nil {
 		err = s.Bind(endpoint)
 	}

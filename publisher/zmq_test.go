@@ -153,7 +153,7 @@ func (c *client) check(seqFrame, payload []byte) uint64 {
 	c.t.Helper()
 	seq := binary.BigEndian.Uint64(seqFrame)
 	var b event.Batch
-	if err := subscriber.NewVLLM().Decode(payload, &b); err != nil {
+	if err := subscriber.NewDecoder(subscriber.DecoderConfig{}).Decode(payload, &b); err != nil {
 		c.t.Fatalf("decode batch seq=%d: %v", seq, err)
 	}
 	if got, _ := b.Events[0].Blocks[0].Hash.Int(); got != seq {

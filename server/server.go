@@ -1,9 +1,11 @@
 // Package server holds the two listeners of a process: a public one that mounts the roles' handlers, and an admin one,
-// on loopback, with health, metrics and profiles.
+// on loopback, with health, metrics and profiles. A door stands before each: it asks for a token where there are any, and
+// bounds what a request may take.
 package server
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -23,7 +25,17 @@ import (
 type Config struct {
 	Listen string // public API
 	Admin  string // /healthz, /readyz, /metrics, /debug/pprof
+
+	// TokenFile is a file of tokens, one a line, one of which every request must show but those for health. It is read again
+	// when it changes. Token is one that comes from elsewhere. With neither, everybody may ask.
+	TokenFile string
+	Token     Secret
+	// TLSCert and TLSKey are PEM files of the certificate of both listeners, read again when they change; empty for none.
+	TLSCert, TLSKey string
 }
+
+// Guarded reports whether requests must show a token.
+func (c Config) Guarded() bool { return c.TokenFile != "" || c.Token != "" }
 
 // DefaultConfig listens on loopback.
 func DefaultConfig() Config { return Config{Listen: "127.0.0.1:8080", Admin: "127.0.0.1:8081"} }
@@ -40,6 +52,9 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("%s %q: want host:port, as 127.0.0.1:8080", at.flag, at.addr))
 		}
 	}
+	if (c.TLSCert == "") != (c.TLSKey == "") {
+		errs = append(errs, errors.New("--tls-cert, --tls-key: want both or none"))
+	}
 	return errors.Join(errs...)
 }
 
@@ -53,6 +68,8 @@ type Ready struct {
 type Server struct {
 	public, admin net.Listener
 	handler       http.Handler
+	keys          *keyring    // nil: everybody may ask
+	tls           *tls.Config // nil: in the clear
 	ready         []Ready
 	gatherer      prometheus.Gatherer
 	log           *slog.Logger
@@ -61,6 +78,14 @@ type Server struct {
 // New binds both listeners, so that a taken port is told before anything else starts. handlers are mounted by pattern.
 func New(cfg Config, handlers map[string]http.Handler, ready []Ready, gatherer prometheus.Gatherer, log *slog.Logger) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	keys, err := newKeyring(cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	secure, err := newTLS(cfg, log)
+	if err != nil {
 		return nil, err
 	}
 	public, err := net.Listen("tcp", cfg.Listen)
@@ -76,7 +101,33 @@ func New(cfg Config, handlers map[string]http.Handler, ready []Ready, gatherer p
 	for pattern, h := range handlers {
 		mux.Handle(pattern, h)
 	}
-	return &Server{public: public, admin: admin, handler: mux, ready: ready, gatherer: gatherer, log: log}, nil
+	return &Server{
+		public: public, admin: admin, handler: mux, keys: keys, tls: secure, ready: ready, gatherer: gatherer, log: log,
+	}, nil
+}
+
+// newTLS reads the certificate; nil without. A new one that can't be read leaves the last one in use.
+func newTLS(cfg Config, log *slog.Logger) (*tls.Config, error) {
+	if cfg.TLSCert == "" {
+		return nil, nil
+	}
+	cert, err := watch(log, func() (*tls.Certificate, error) {
+		pair, err := tls.LoadX509KeyPair(cfg.TLSCert, cfg.TLSKey)
+		if err != nil {
+			return nil, fmt.Errorf("--tls-cert, --tls-key: %w", err)
+		}
+		return &pair, nil
+	}, cfg.TLSCert, cfg.TLSKey)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			pair, _ := cert.get() // the log says why there is no newer one
+			return pair, nil
+		},
+	}, nil
 }
 
 // offer names another address for a flag: the next port of the same host that is free, and not the other flag's.
@@ -104,10 +155,17 @@ func offer(flag, addr, others string) string {
 }
 
 // URL returns the public address, AdminURL the admin one.
-func (s *Server) URL() string { return "http://" + s.public.Addr().String() }
+func (s *Server) URL() string { return s.scheme() + s.public.Addr().String() }
 
 // AdminURL returns the admin address.
-func (s *Server) AdminURL() string { return "http://" + s.admin.Addr().String() }
+func (s *Server) AdminURL() string { return s.scheme() + s.admin.Addr().String() }
+
+func (s *Server) scheme() string {
+	if s.tls != nil {
+		return "https://"
+	}
+	return "http://"
+}
 
 // Close gives the listeners back when Run was never called.
 func (s *Server) Close() { _ = errors.Join(s.public.Close(), s.admin.Close()) }
@@ -121,14 +179,25 @@ func (s *Server) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, l := range []struct {
 		listener net.Listener
-		handler  http.Handler
-	}{{s.public, s.handler}, {s.admin, s.adminHandler()}} {
+		door     *door
+	}{
+		{s.public, &door{limits: newLimits(publicRoutes), slots: make(chan struct{}, publicRequests), login: true, inner: s.handler}},
+		{s.admin, &door{
+			limits: newLimits(adminRoutes), slots: make(chan struct{}, adminRequests), inner: s.adminHandler(),
+			open: map[string]bool{"/healthz": true, "/readyz": true},
+		}},
+	} {
+		l.door.keys, l.door.log = s.keys, s.log
 		srv := &http.Server{
-			Handler: ownNames(l.listener.Addr(), l.handler), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: writeTimeout, IdleTimeout: 2 * time.Minute,
+			Handler: ownNames(l.listener.Addr(), l.door), TLSConfig: s.tls.Clone(), MaxHeaderBytes: maxHeader, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: writeTimeout, IdleTimeout: 2 * time.Minute,
 			ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 		}
 		group.Go(func() error {
-			if err := srv.Serve(l.listener); !errors.Is(err, http.ErrServerClosed) {
+			serve := srv.Serve
+			if s.tls != nil {
+				serve = func(l net.Listener) error { return srv.ServeTLS(l, "", "") }
+			}
+			if err := serve(l.listener); !errors.Is(err, http.ErrServerClosed) {
 				return fmt.Errorf("serve %s: %w", l.listener.Addr(), err)
 			}
 			return nil
@@ -179,8 +248,9 @@ func (s *Server) adminHandler() http.Handler {
 	return mux
 }
 
-// serveReady answers 200 once everything holds, and otherwise 503 with one line on each thing that does not.
-func (s *Server) serveReady(w http.ResponseWriter, _ *http.Request) {
+// serveReady answers 200 once everything holds, and otherwise 503 with one line on each thing that does not; who shows no
+// token gets the status alone.
+func (s *Server) serveReady(w http.ResponseWriter, r *http.Request) {
 	var missing []string
 	for _, r := range s.ready {
 		if err := r.Check(); err != nil {
@@ -189,6 +259,9 @@ func (s *Server) serveReady(w http.ResponseWriter, _ *http.Request) {
 	}
 	if len(missing) > 0 {
 		w.WriteHeader(http.StatusServiceUnavailable)
+		if !wasAdmitted(r) {
+			missing = []string{"not ready; with a token it is said why"}
+		}
 		fmt.Fprintln(w, strings.Join(missing, "\n"))
 		return
 	}

@@ -39,7 +39,12 @@ type running struct {
 // start runs a server until the test ends, or until it is stopped.
 func start(t *testing.T, handlers map[string]http.Handler, ready []server.Ready, reg prometheus.Gatherer) *running {
 	t.Helper()
-	s, err := server.New(free, handlers, ready, reg, slog.New(slog.DiscardHandler))
+	return startWith(t, free, handlers, ready, reg, slog.New(slog.DiscardHandler))
+}
+
+func startWith(t *testing.T, cfg server.Config, handlers map[string]http.Handler, ready []server.Ready, reg prometheus.Gatherer, log *slog.Logger) *running {
+	t.Helper()
+	s, err := server.New(cfg, handlers, ready, reg, log)
 	if err != nil {
 		t.Fatal(err)
 	}

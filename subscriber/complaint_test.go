@@ -55,7 +55,7 @@ func TestWhatIsWrongIsSaidOnceAndCounted(t *testing.T) {
 	}
 	r.await("a", 4, event.StatePartial)
 	lines := log.lines("can't be decoded")
-	if len(lines) != 1 || !strings.Contains(lines[0], "another dialect than vLLM") {
+	if len(lines) != 1 || !strings.Contains(lines[0], "another dialect than those we know") {
 		t.Errorf("five batches of another dialect gave %q, want one line that says so", lines)
 	}
 	if partial := log.lines("state=partial"); len(partial) == 0 || !strings.Contains(partial[0], "level=WARN") {

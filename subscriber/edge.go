@@ -14,7 +14,10 @@ import (
 type edge struct {
 	keepTokens      bool   // --tokens=keep: tokens and extra keys travel on
 	allowInvertible bool   // prefix hashes of short blocks too, though a table inverts them
-	withheld        uint64 // runs of blocks too short
+	keyed           bool   // prefix hashes have a key: local hashes made without it can't go into them
+	withheld        uint64 // runs of blocks too short, or with local hashes where there is a key
+	tellsKeys       bool   // the engine has told extra keys
+	unsalted        uint64 // runs in colder tiers that came without the extra keys which the engine tells of the device
 	broken          uint64 // runs with extra keys that are not what vLLM sends
 	scratch         []byte
 }
@@ -29,8 +32,15 @@ func (e *edge) enter(ev *event.Event) {
 	if ev.Kind != event.Stored {
 		return
 	}
-	if ev.BlockSize < minBlockSize && len(ev.Tokens) > 0 && !e.allowInvertible {
+	if ev.BlockSize < minBlockSize && len(ev.Tokens)+len(ev.Locals) > 0 && !e.allowInvertible || e.keyed && ev.Locals != nil {
 		e.withheld++
+		ev.Tokens, ev.Locals = nil, nil
+	}
+	// vLLM's offloading tells tokens without extra keys, the salt's among them: named by the tokens alone, a salted block would pass
+	// for another. It has the name that its hash got on the device.
+	e.tellsKeys = e.tellsKeys || ev.ExtraKeys != nil
+	if e.tellsKeys && ev.ExtraKeys == nil && ev.Salt == "" && len(ev.Tokens) > 0 && ev.Tier.Warmth() > 0 {
+		e.unsalted++
 		ev.Tokens = nil
 	}
 	if ev.LoRA == "" && ev.LoRAID != event.NoLoRAID {
@@ -63,7 +73,7 @@ func (e *edge) enter(ev *event.Event) {
 
 // leave takes off an event what may not go further.
 func (e *edge) leave(ev *event.Event) {
-	ev.Salt, ev.Terms = "", nil
+	ev.Salt, ev.Terms, ev.Locals = "", nil, nil
 	if !e.keepTokens {
 		ev.Tokens, ev.ExtraKeys = nil, nil
 	}
@@ -160,6 +170,13 @@ func appendMinimal(dst, value []byte, depth int) (out, rest []byte, err error) {
 		n, rest, err := msgp.ReadArrayHeaderBytes(value)
 		dst = msgp.AppendArrayHeader(dst, n)
 		for i := uint32(0); i < n && err == nil; i++ {
+			dst, rest, err = appendMinimal(dst, rest, depth+1)
+		}
+		return dst, rest, err
+	case msgp.MapType:
+		n, rest, err := msgp.ReadMapHeaderBytes(value)
+		dst = msgp.AppendMapHeader(dst, n)
+		for i := uint64(0); i < 2*uint64(n) && err == nil; i++ {
 			dst, rest, err = appendMinimal(dst, rest, depth+1)
 		}
 		return dst, rest, err

@@ -1,6 +1,7 @@
 package subscriber
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,7 +27,8 @@ type engine struct {
 	told atomic.Pointer[event.Status] // the last status, for metrics
 
 	edge    edge
-	decoder *VLLM
+	hashing hashing
+	decoder *Decoder
 	batch   event.Batch
 
 	set     *resident.Set
@@ -37,8 +39,8 @@ type engine struct {
 
 	complained time.Time
 	noted      int // oddities told in the log
-	strays     uint64
-	otherRank  uint64
+	breaches   breaches
+	refused    string    // why the engine's handshake fails; empty while it does not
 	lookedAt   time.Time // the state was compared with what was told
 	statusAt   time.Time
 	statusSeq  event.Seq
@@ -48,8 +50,11 @@ type engine struct {
 
 func newEngine(s *Subscriber, cfg EngineConfig) *engine {
 	return &engine{
-		cfg: cfg, sub: s, log: s.log.With("source", cfg.Source.String()), decoder: NewVLLM(),
-		edge: edge{keepTokens: s.cfg.KeepTokens, allowInvertible: s.cfg.AllowInvertible || s.cfg.HashKey != ""},
+		cfg: cfg, sub: s, log: s.log.With("source", cfg.Source.String()), decoder: NewDecoder(DecoderConfig{Dialect: cfg.Dialect, BlockSize: cfg.BlockSize}),
+		edge: edge{
+			keepTokens: s.cfg.KeepTokens, allowInvertible: s.cfg.AllowInvertible || s.cfg.HashKey != "", keyed: s.cfg.HashKey != "",
+		},
+		hashing: newHashing(&cfg),
 	}
 }
 
@@ -116,7 +121,7 @@ func (e *engine) hear(ctx context.Context, zctx *zmq4.Context) error {
 	if err != nil {
 		return err
 	}
-	s, err := dial(zctx, e.cfg)
+	s, err := openFeed(zctx, e.cfg)
 	if err != nil {
 		return err
 	}
@@ -125,6 +130,14 @@ func (e *engine) hear(ctx context.Context, zctx *zmq4.Context) error {
 		e.wasReady = true
 		e.sub.ready.Add(1)
 	}
+	if err := e.listen(ctx, s, prior); err != nil {
+		return err
+	}
+	return e.farewell()
+}
+
+// listen takes what a feed delivers until ctx ends.
+func (e *engine) listen(ctx context.Context, s feed, prior *recovery.Prior) error {
 	cfg := e.sub.cfg.Recovery
 	cfg.Replay = e.cfg.Replay != ""
 	e.machine = recovery.New(cfg)
@@ -137,6 +150,7 @@ func (e *engine) hear(ctx context.Context, zctx *zmq4.Context) error {
 			return err
 		}
 		now := time.Now()
+		e.refused = s.refusal()
 		for i := range inputs {
 			if !s.current(&inputs[i]) {
 				continue
@@ -148,7 +162,7 @@ func (e *engine) hear(ctx context.Context, zctx *zmq4.Context) error {
 			return err
 		}
 	}
-	return e.farewell()
+	return nil
 }
 
 // take hands one input to the machine.
@@ -160,6 +174,9 @@ func (e *engine) take(now time.Time, in *input) []recovery.Action {
 		return e.machine.Replayed(now, in.frame)
 	case replayEnd:
 		return e.machine.ReplayEnd(now)
+	case peerRefused:
+		e.log.Warn("engine can't be heard", "endpoint", e.cfg.Endpoint, "reason", e.refused)
+		return nil
 	case peerConnected:
 		e.log.Info("engine connected", "endpoint", e.cfg.Endpoint)
 		return e.machine.Connected(now)
@@ -169,16 +186,15 @@ func (e *engine) take(now time.Time, in *input) []recovery.Action {
 		}
 		return e.machine.Disconnected(now)
 	default:
-		if e.strays++; e.strays == 1 {
-			e.log.Warn("a message is not of three frames with an 8-byte sequence; is this an engine's event port?",
-				"endpoint", e.cfg.Endpoint)
+		if e.breaches.note(strayMessage, "neither three frames with an 8-byte sequence nor JSON with an event_id") {
+			e.log.Warn("a message is not an engine's; is this its event port?", "endpoint", e.cfg.Endpoint)
 		}
 		return nil
 	}
 }
 
 // execute does what the machine decided, in order.
-func (e *engine) execute(ctx context.Context, s *sockets, now time.Time, actions []recovery.Action) {
+func (e *engine) execute(ctx context.Context, s feed, now time.Time, actions []recovery.Action) {
 	for i := range actions {
 		a := &actions[i]
 		switch a.Kind {
@@ -206,6 +222,7 @@ func (e *engine) execute(ctx context.Context, s *sockets, now time.Time, actions
 func (e *engine) newLife(now time.Time) {
 	e.epoch = max(e.epoch+1, event.Epoch(now.UnixMilli()))
 	e.set.Reset()
+	e.hashing.verifier.Reset()
 	e.ledger = event.Ledger{}
 	e.checkpoint(now)
 }
@@ -234,13 +251,14 @@ func (e *engine) apply(ctx context.Context, now time.Time, a *recovery.Action) {
 	}
 	b.First, b.Last, b.Way = a.Frame.Seq, a.Frame.Seq, a.Way
 	b.Received, b.Payload = event.UnixTime(now), a.Frame.Payload
-	if b.Rank >= 0 && uint32(b.Rank) != e.cfg.Source.Rank {
-		if e.otherRank++; e.otherRank == 1 {
-			e.log.Warn("the payload tells another data-parallel rank than the configuration; check rank= and the port",
-				"told", b.Rank, "configured", e.cfg.Source.Rank)
-		}
+	if b.Rank >= 0 && uint32(b.Rank) != e.cfg.Source.Rank &&
+		e.breaches.note(rankDiffers, fmt.Sprintf("batch %d tells rank %d, configured is %d", b.First, b.Rank, e.cfg.Source.Rank)) {
+		e.log.Warn("the payload tells another data-parallel rank than the configuration; check rank= and the port",
+			"told", b.Rank, "configured", e.cfg.Source.Rank)
 	}
+	e.breaches.time(b)
 	for i := range b.Events {
+		e.hashing.verifier.Observe(b.First, &b.Events[i])
 		e.edge.enter(&b.Events[i])
 	}
 	e.set.Judge(b)
@@ -251,10 +269,19 @@ func (e *engine) apply(ctx context.Context, now time.Time, a *recovery.Action) {
 		}
 	}
 	// One block of vLLM's pool is the null block, which holds nothing.
-	if e.cfg.PoolSize > 0 && e.set.DeviceCopies()+1 >= e.cfg.PoolSize {
+	if pool := e.pool(); pool > 0 && e.set.DeviceCopies()+1 >= pool {
 		e.machine.Filled(b.First)
+		e.breaches.pool(b, e.set.DeviceCopies(), pool)
 	}
 	e.publish(ctx, b)
+}
+
+// pool returns the physical blocks of the engine's pool, 0 when nobody told.
+func (e *engine) pool() uint64 {
+	if e.cfg.PoolSize > 0 {
+		return e.cfg.PoolSize
+	}
+	return e.decoder.Pool()
 }
 
 // complainEvery is how often at most the log tells of batches that can't be decoded.
@@ -270,7 +297,7 @@ func (e *engine) complain(now time.Time, msg string, args ...any) {
 // dialectHint says what is likely when nothing could be decoded yet.
 func (e *engine) dialectHint() string {
 	if e.ledger.Malformed == e.ledger.Receptions()-e.ledger.Duplicates {
-		return "nothing of this engine could be decoded: does it speak another dialect than vLLM's?"
+		return "nothing of this engine could be decoded: is this its event port, and does it speak another dialect than those we know?"
 	}
 	return "see /v1/sources"
 }
@@ -341,13 +368,17 @@ func (e *engine) noteOddities(counters []event.Counter) {
 func (e *engine) status(now time.Time) *event.Status {
 	st := &event.Status{
 		Source: e.cfg.Source, Epoch: e.epoch, Seq: e.ledger.Last, Time: event.UnixTime(now), Digest: e.set.Digest(),
-		Ledger: e.ledger.Clone(), Dialect: "vllm", Endpoint: e.cfg.Endpoint, Copies: event.CopiesCounted,
-		PoolSize: e.cfg.PoolSize, Groups: e.set.Groups(), Counters: e.counters(),
+		Ledger: e.ledger.Clone(), Dialect: e.decoder.Dialect().Told(), Endpoint: e.cfg.Endpoint, Copies: event.CopiesCounted,
+		Contract: e.decoder.Contract(), PoolSize: e.pool(), Groups: e.set.Groups(), Counters: e.counters(),
 	}
 	if e.cfg.AsSet {
 		st.Copies = event.CopiesUnknown
 	}
-	st.State, st.Reason = e.machine.State(now)
+	e.hashing.tell(st)
+	st.State, st.Reason = e.trust(e.machine.State(now))
+	if e.refused != "" {
+		st.Reason = cmp.Or(st.Reason, "not heard any more") + ": " + e.refused
+	}
 	return st
 }
 
@@ -356,18 +387,26 @@ func (e *engine) counters() []event.Counter { return append(e.decoder.Oddities()
 
 // violations returns what is odd by names of ours, as against words of the stream.
 func (e *engine) violations() []event.Counter {
-	all := e.set.Oddities()
+	all := append(e.set.Oddities(), e.breaches.list()...)
 	for _, c := range []event.Counter{
-		{Name: "stray_messages", Count: e.strays, Example: "not three frames with an 8-byte sequence"},
-		{Name: "rank_differs", Count: e.otherRank, Example: "payload and configuration name different ranks"},
 		{Name: "prefix_hash_withheld", Count: e.edge.withheld, Example: "block under 16 tokens: use --hash-key or --allow-invertible"},
 		{Name: "extra_keys_unreadable", Count: e.edge.broken},
+		{Name: "extra_keys_left_out", Count: e.edge.unsalted, Example: "offloaded run with tokens and no extra keys: it has the names of its blocks on the device, or none"},
 	} {
 		if c.Count > 0 {
 			all = append(all, c)
 		}
 	}
 	return all
+}
+
+// trust returns how far the source can be trusted at best: a Mooncake master tells no evictions, so that nothing of it may be
+// counted on.
+func (e *engine) trust(state event.State, reason string) (event.State, string) {
+	if state.Answers() && e.decoder.Dialect() == DialectMooncake {
+		return event.StateStale, "a Mooncake master tells no evictions: what it told may be gone"
+	}
+	return state, reason
 }
 
 func (e *engine) checkpoint(now time.Time) {
@@ -382,7 +421,7 @@ func (e *engine) checkpoint(now time.Time) {
 // farewell leaves the source as the next holder should find it.
 func (e *engine) farewell() error {
 	st := e.status(time.Now())
-	st.State, st.Reason = event.StateRecovering, "its subscriber stopped"
+	st.State, st.Reason = e.trust(event.StateRecovering, "its subscriber stopped")
 	err := e.stream.Status(st)
 	e.checkpoint(time.Now())
 	return err

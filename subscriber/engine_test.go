@@ -337,13 +337,14 @@ func TestPromptTextStopsAtTheEdge(t *testing.T) {
 }
 
 func TestParseEngine(t *testing.T) {
-	got, err := subscriber.ParseEngine("zmq+tcp://10.0.0.5:5557,replay=tcp://10.0.0.5:6557,model=org/m,instance=pod-3,ranks=2,topic=kv@,report=full,pool=100")
+	got, err := subscriber.ParseEngine("zmq+tcp://10.0.0.5:5557,replay=tcp://10.0.0.5:6557,model=org/m,instance=pod-3,ranks=2,topic=kv@,report=full,pool=100,hash=xxhash,hash-seed=7")
 	if err != nil {
 		t.Fatal(err)
 	}
 	first := subscriber.EngineConfig{
 		Source:   event.Source{Cluster: event.DefaultCluster, Model: "org/m", Instance: "pod-3", Origin: event.Engine},
-		Endpoint: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:6557", Topic: "kv@", Dialect: "auto", AsSet: true, PoolSize: 100,
+		Endpoint: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:6557", Topic: "kv@", Dialect: subscriber.AnyDialect, AsSet: true, PoolSize: 100,
+		Hash: "xxhash", HashSeed: "7",
 	}
 	second := first
 	second.Source.Rank, second.Endpoint, second.Replay = 1, "tcp://10.0.0.5:5558", "tcp://10.0.0.5:6558"
@@ -351,14 +352,21 @@ func TestParseEngine(t *testing.T) {
 		t.Error(diff)
 	}
 	for text, wants := range map[string][]string{
-		"tcp://h:1,model=m":                     {"zmq+tcp://host:port"},
-		"zmq+tcp://h:1":                         {"model is missing"},
-		"zmq+tcp://*:1,model=m":                 {"where an engine listens"},
-		"zmq+tcp://0.0.0.0:1,model=m":           {"where an engine listens"},
-		"zmq+tcp://h:99999,model=m":             {`address "tcp://h:99999"`},
-		"zmq+tcp://h,rank=x,repay=y":            {"address", `rank "x"`, `"repay": unknown`, "model is missing"},
-		"zmq+tcp://h:65535,model=m,ranks=2":     {"past 65535"},
-		"zmq+tcp://h:1,model=m,dialect=klingon": {`dialect "klingon"`, "auto or vllm"},
+		"tcp://h:1,model=m":                                       {"zmq+tcp://host:port"},
+		"zmq+tcp://h:1":                                           {"model is missing"},
+		"zmq+tcp://*:1,model=m":                                   {"where an engine listens"},
+		"zmq+tcp://0.0.0.0:1,model=m":                             {"where an engine listens"},
+		"zmq+tcp://h:99999,model=m":                               {`address "tcp://h:99999"`},
+		"zmq+tcp://h,rank=x,repay=y":                              {"address", `rank "x"`, `"repay": unknown`, "model is missing"},
+		"zmq+tcp://h:65535,model=m,ranks=2":                       {"past 65535"},
+		"zmq+tcp://h:1,model=m,dialect=klingon":                   {`dialect "klingon"`, "auto, vllm, sglang"},
+		"zmq+tcp://h:1,model=m,dialect=mooncake,replay=tcp://h:2": {"has none"},
+		"trtllm+http://u:p@h:1/x,model=m":                         {"want trtllm+http"},
+		"dynamo+file:///f,model=m":                                {"block is missing"},
+		"dynamo+file:///f,model=m,block=16,ranks=2":               {"for engines with sockets"},
+		"zmq+tcp://h:1,model=m,hash=md5":                          {`hash scheme "md5"`, "sha256_cbor"},
+		"zmq+tcp://h:1,model=m,hash=xxhash":                       {"random unless PYTHONHASHSEED is set"},
+		"zmq+tcp://h:1,model=m,hash-seed=root:":                   {"hash-seed", "want 1 to 32"},
 	} {
 		_, err := subscriber.ParseEngine(text)
 		for _, want := range wants {
@@ -369,21 +377,5 @@ func TestParseEngine(t *testing.T) {
 	}
 	if _, err := subscriber.ReadEngines(strings.NewReader("# fleet\n\nzmq+tcp://h:1,model=m\nnonsense\n")); err == nil || !strings.Contains(err.Error(), "line 4") {
 		t.Errorf("%v does not name the line", err)
-	}
-}
-
-func TestProbe(t *testing.T) {
-	e := startEngine(t)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	if said, err := subscriber.Probe(ctx, e.config("a")); err != nil || !strings.Contains(said, "replay socket answers") {
-		t.Errorf("%q, %v", said, err)
-	}
-	short, done := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer done()
-	away := e.config("a")
-	away.Replay = freeAddress(t)
-	if _, err := subscriber.Probe(short, away); err == nil {
-		t.Error("a replay endpoint where nobody is was found well")
 	}
 }

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
+	"net/url"
 	"strconv"
 	"strings"
 
@@ -15,23 +17,33 @@ import (
 // EngineConfig says where one rank of one engine is heard, and who it is.
 type EngineConfig struct {
 	Source   event.Source
-	Endpoint string // of the live socket: tcp://host:port
+	Endpoint string // of the live socket: tcp://host:port; or what is pulled: http://host:port/path, file:///path
 	Replay   string // of the replay socket; empty = the engine has none
 	Topic    string // prefix of the topics heard; empty = all
-	Dialect  string // "vllm", or "auto"
+	Dialect  Dialect
 	AsSet    bool   // report=full: re-reports and second copies look alike
 	PoolSize uint64 // physical blocks of the engine's pool; 0 = unknown
+	// BlockSize is for dialects that do not tell it (Dynamo's); 0 = unknown.
+	BlockSize uint32
+	Worker    string // Dynamo's worker_id; empty = the first that a recording names
+	Curve     string // file of keys, where the engine's sockets are protected with CURVE; empty = they are open
+	Hash      string // how the engine names its blocks (event/enginehash); empty = found from its runs with tokens
+	HashSeed  string // its PYTHONHASHSEED, or root: and its root hash; empty = not told
 }
 
 // ParseEngine reads an engine as the --engine flag has it, one configuration a rank:
 //
 //	zmq+tcp://host:5557,model=NAME[,replay=tcp://host:5558][,instance=NAME][,cluster=NAME][,rank=0][,ranks=1]
-//	                   [,topic=PREFIX][,dialect=auto|vllm][,report=new|full][,pool=BLOCKS]
+//	                   [,topic=PREFIX][,dialect=NAME][,report=new|full][,pool=BLOCKS][,block=TOKENS][,curve=FILE]
+//	                   [,hash=SCHEME][,hash-seed=SEED]
+//	trtllm+http://host:8000/kv_cache_events,model=NAME…    TensorRT-LLM's event buffer, pulled
+//	dynamo+file:///path,model=NAME,block=TOKENS[,worker=ID]…           what Dynamo's recorder writes
 //
-// ranks=N is N publishers on N consecutive ports, as vLLM's data-parallel ranks are. All problems are told at once.
+// ranks=N is N publishers on N consecutive ports, as vLLM's data-parallel ranks are. A Mooncake master's dialect, which is a
+// store's, has to be named. All problems are told at once.
 func ParseEngine(text string) ([]EngineConfig, error) {
 	parts := strings.Split(text, ",")
-	cfg := EngineConfig{Source: event.Source{Cluster: event.DefaultCluster, Origin: event.Engine}, Dialect: "auto"}
+	cfg := EngineConfig{Source: event.Source{Cluster: event.DefaultCluster, Origin: event.Engine}}
 	p := engineParser{cfg: &cfg, ranks: 1}
 	p.endpoint(parts[0])
 	for _, option := range parts[1:] {
@@ -45,9 +57,13 @@ func ParseEngine(text string) ([]EngineConfig, error) {
 	if cfg.Source.Model == "" {
 		p.fail("model is missing: add model=NAME, as the engine serves it")
 	}
-	if cfg.Source.Instance == "" {
-		cfg.Source.Instance = strings.TrimPrefix(cfg.Endpoint, "tcp://")
+	if err := checkHashing(&cfg); err != nil {
+		p.fail("%w", err)
 	}
+	if cfg.Source.Instance == "" {
+		_, cfg.Source.Instance, _ = strings.Cut(cfg.Endpoint, "://")
+	}
+	p.pulled()
 	all := p.expand()
 	if len(p.errs) > 0 {
 		return nil, fmt.Errorf("--engine %q: %w", text, errors.Join(p.errs...))
@@ -66,12 +82,40 @@ func (p *engineParser) fail(format string, args ...any) {
 }
 
 func (p *engineParser) endpoint(text string) {
-	endpoint, ok := strings.CutPrefix(text, "zmq+")
-	if !ok || !strings.HasPrefix(endpoint, "tcp://") {
-		p.fail("address %q: want zmq+tcp://host:port", text)
-		return
+	switch scheme, endpoint, _ := strings.Cut(text, "+"); {
+	case scheme == "zmq" && strings.HasPrefix(endpoint, "tcp://"):
+		p.cfg.Endpoint = p.address("address", endpoint)
+	case scheme == "trtllm" && (strings.HasPrefix(endpoint, "http://") || strings.HasPrefix(endpoint, "https://")):
+		p.cfg.Endpoint, p.cfg.Dialect = endpoint, DialectTensorRT
+		if u, err := url.Parse(endpoint); err != nil || u.Host == "" || u.User != nil {
+			p.fail("address %q: want trtllm+http://host:port/kv_cache_events", text)
+		}
+	case scheme == "dynamo" && strings.HasPrefix(endpoint, "file:///"):
+		p.cfg.Endpoint, p.cfg.Dialect = endpoint, DialectDynamo
+	default:
+		p.fail("address %q: want zmq+tcp://host:port, trtllm+http://host:port/kv_cache_events or dynamo+file:///path", text)
 	}
-	p.cfg.Endpoint = p.address("address", endpoint)
+}
+
+// pulled checks what only sockets, or only certain dialects, can have.
+func (p *engineParser) pulled() {
+	sockets := strings.HasPrefix(p.cfg.Endpoint, "tcp://")
+	if !sockets && (p.cfg.Replay != "" || p.cfg.Topic != "" || p.ranks > 1) {
+		p.fail("replay=, topic= and ranks= are for engines with sockets")
+	}
+	switch p.cfg.Dialect {
+	case DialectDynamo:
+		p.cfg.AsSet = true // each store is told, and only the last copy's end
+		if p.cfg.BlockSize == 0 {
+			p.fail("block is missing: Dynamo's events do not tell it; add block=TOKENS, the engine's block size")
+		}
+	case DialectMooncake:
+		// A store is counted as what it is: each object once, whoever reads it.
+		p.cfg.Source.Origin, p.cfg.AsSet = event.Store, true
+		if p.cfg.Replay != "" {
+			p.fail("replay=: a Mooncake master has none")
+		}
+	}
 }
 
 func (p *engineParser) address(what, text string) string {
@@ -102,20 +146,32 @@ func (p *engineParser) option(name, value string) {
 		p.cfg.Source.Rank = uint32(p.number(name, value, 0, 1<<16))
 	case "ranks":
 		p.ranks = uint32(p.number(name, value, 1, 1024))
+	case "curve":
+		p.cfg.Curve = value
 	case "pool":
 		p.cfg.PoolSize = p.number(name, value, 1, 1<<40)
+	case "block":
+		p.cfg.BlockSize = uint32(p.number(name, value, 1, maxBlockSize))
+	case "worker":
+		p.number(name, value, 0, math.MaxUint64)
+		p.cfg.Worker = value
 	case "dialect":
-		if value != "auto" && value != "vllm" {
-			p.fail("dialect %q: want auto or vllm", value)
+		dialect, err := ParseDialect(value)
+		if err != nil {
+			p.fail("%w", err)
 		}
-		p.cfg.Dialect = value
+		p.cfg.Dialect = dialect
 	case "report":
 		if value != "new" && value != "full" {
 			p.fail("report %q: want new or full", value)
 		}
 		p.cfg.AsSet = value == "full"
+	case "hash":
+		p.cfg.Hash = value
+	case "hash-seed":
+		p.cfg.HashSeed = value
 	default:
-		p.fail("%q: unknown; known are model, replay, instance, cluster, rank, ranks, topic, dialect, report and pool", name)
+		p.fail("%q: unknown; known are model, replay, instance, cluster, rank, ranks, topic, dialect, report, pool, block, worker, curve, hash and hash-seed", name)
 	}
 }
 
@@ -145,7 +201,11 @@ func (p *engineParser) expand() []EngineConfig {
 	return all
 }
 
+// shift returns an address whose port is higher by a number.
 func (p *engineParser) shift(address string, by uint32) string {
+	if by == 0 {
+		return address
+	}
 	host, port, _ := net.SplitHostPort(strings.TrimPrefix(address, "tcp://"))
 	n, _ := strconv.ParseUint(port, 10, 32)
 	if n += uint64(by); n > 65535 {

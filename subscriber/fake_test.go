@@ -226,7 +226,7 @@ func (e *fakeEngine) raw(sent bool, payload []byte) {
 func (e *fakeEngine) config(instance string) subscriber.EngineConfig {
 	return subscriber.EngineConfig{
 		Source:   event.Source{Cluster: "c", Model: "m", Instance: instance, Origin: event.Engine},
-		Endpoint: e.endpoint, Replay: e.replay, Dialect: "auto",
+		Endpoint: e.endpoint, Replay: e.replay, Dialect: subscriber.AnyDialect,
 	}
 }
 

@@ -56,7 +56,7 @@ func fieldOf(key []byte) field {
 		return medium
 	case "lora_name":
 		return loraName
-	case "extra_keys":
+	case "extra_keys", "mm_keys": // TensorRT-LLM's
 		return extraKeys
 	case "group_idx":
 		return groupIndex

@@ -32,9 +32,10 @@ func (e *engine) load(ctx context.Context) (*recovery.Prior, error) {
 		return nil, err
 	}
 	mark := &event.Status{
-		Epoch: p.Epoch, Seq: p.Ledger.Last, State: event.StateRecovering, Reason: "taken over by a subscriber",
-		Time: event.UnixTime(time.Now()), Digest: e.set.Digest(), Ledger: p.Ledger.Clone(), Dialect: "vllm", Endpoint: e.cfg.Endpoint,
+		Epoch: p.Epoch, Seq: p.Ledger.Last,
+		Time: event.UnixTime(time.Now()), Digest: e.set.Digest(), Ledger: p.Ledger.Clone(), Dialect: e.decoder.Dialect().Told(), Endpoint: e.cfg.Endpoint,
 	}
+	mark.State, mark.Reason = e.trust(event.StateRecovering, "taken over by a subscriber")
 	if err := e.stream.Status(mark); err != nil {
 		return nil, err
 	}

@@ -8,7 +8,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"kvstrata/event"
-	"kvstrata/event/resident"
 )
 
 // engineCollector shows each engine's last status as metrics.
@@ -33,9 +32,6 @@ func newEngineCollector(s *Subscriber) *engineCollector {
 		age:        desc("status_age_seconds", "Time since the source's state was last told."),
 	}
 }
-
-// violationNames are the oddities whose names are ours.
-var violationNames = append(resident.OddityNames(), "stray_messages", "rank_differs", "prefix_hash_withheld", "extra_keys_unreadable")
 
 // Describe names the metrics.
 func (c *engineCollector) Describe(ch chan<- *prometheus.Desc) {

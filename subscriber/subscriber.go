@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"kvstrata/bus"
+	"kvstrata/curve"
 	"kvstrata/event"
 	"kvstrata/event/resident"
 	"kvstrata/subscriber/recovery"
@@ -78,6 +79,12 @@ func New(cfg Config, engines []EngineConfig, b *bus.Bus, open OpenStream, log *s
 		cfg: cfg, bus: b, open: open, log: log, holder: fmt.Sprintf("%s/%d", host, os.Getpid()),
 	}
 	for _, e := range engines {
+		if e.Curve != "" {
+			// Every session reads them anew: they may be replaced.
+			if _, err := curve.ReadSubscriber(e.Curve); err != nil {
+				return nil, fmt.Errorf("engine %v: %w", e.Source, err)
+			}
+		}
 		s.engines = append(s.engines, newEngine(s, e))
 	}
 	if reg != nil {

@@ -2,117 +2,19 @@ package subscriber
 
 import (
 	"encoding/binary"
-	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"kvstrata/event"
 )
-
-// VLLM decodes what vLLM's ZmqEventPublisher sends: a msgpack array of time, events and data-parallel rank, each event
-// an array (vLLM 0.23 and older) or a map (0.24 and newer); which one is decided event by event.
-//
-// Events and fields of later versions are skipped and counted, see [VLLM.Oddities]. A payload that is not msgpack, or
-// whose known fields have other types than vLLM's, gives a [*DecodeError]. No payload makes a VLLM allocate more than
-// a small multiple of its length.
-//
-// Not safe for concurrent use. What Decode fills in is the decoder's own memory, or a part of the payload: it is valid
-// until the next call, and as long as the payload is left alone.
-type VLLM struct {
-	r     reader
-	place place
-	text  string // the payload once more, as the one string that all byte hashes share; made when needed
-
-	events []event.Event
-	blocks arena[event.Block]
-	tokens arena[uint32]
-	keys   arena[[]byte]
-	words  words
-	tally  tally
-}
-
-// NewVLLM returns a decoder.
-func NewVLLM() *VLLM { return &VLLM{} }
-
-// DecodeError says where a payload is not what its dialect writes.
-type DecodeError struct {
-	Offset int    // in bytes from the payload's start
-	Path   string // of the value, as events[3].token_ids[7]; empty for the payload as a whole
-	Reason string // holds shapes and lengths, never values
-}
-
-func (e *DecodeError) Error() string {
-	if e.Path == "" {
-		return fmt.Sprintf("byte %d: %s", e.Offset, e.Reason)
-	}
-	return fmt.Sprintf("byte %d (%s): %s", e.Offset, e.Path, e.Reason)
-}
-
-// place is where the decoder is, for errors and examples.
-type place struct {
-	event int // −1 outside the events
-	field field
-	item  int // of the field's value, −1 when it is the value itself
-}
-
-func (p place) String() string {
-	var path string
-	if p.event >= 0 {
-		path = fmt.Sprintf("events[%d]", p.event)
-		if p.field != noField {
-			path += "."
-		}
-	}
-	path += fieldNames[p.field]
-	if p.item >= 0 {
-		path += fmt.Sprintf("[%d]", p.item)
-	}
-	return path
-}
 
 // minEvent is the length of the shortest event of a known class: a BlockRemoved without hashes, as an array.
 const minEvent = 15
 
 const maxBlockSize = 1 << 20 // tokens; a larger number is no block size
 
-// Decode reads a payload into b: its Time, Rank and Events, and nothing else of b. After an error b is as it was.
-func (d *VLLM) Decode(payload []byte, b *event.Batch) error {
-	d.r = reader{buf: payload}
-	d.text = ""
-	d.events = d.events[:0]
-	d.blocks.reset()
-	d.tokens.reset()
-	d.keys.reset()
-	at, rank := d.batch()
-	if d.r.failed {
-		return &DecodeError{Offset: d.r.offset, Path: d.place.String(), Reason: d.r.reason}
-	}
-	b.Time, b.Rank, b.Events = at, rank, d.events
-	return nil
-}
-
-// Oddities returns what was found in payloads beside what we know, counted by name since the decoder was made: unknown
-// events, fields, attention kinds and localities, elements beyond the last known one, fields that stand twice, times
-// that are no Unix seconds, and runs whose tokens or keys do not fit their blocks. After 64 names the rest is "other".
-func (d *VLLM) Oddities() []event.Counter { return d.tally.list() }
-
-// PeekTime reads only the time of a payload, and allocates nothing.
-func PeekTime(payload []byte) (event.Time, error) {
-	r := reader{buf: payload}
-	if n := r.array(); n == 0 && !r.failed {
-		r.fail(0, "a batch of 0 elements")
-	}
-	path := place{event: -1, item: -1}
-	if !r.failed {
-		path.field = batchTime
-	}
-	t := r.time()
-	if r.failed {
-		return 0, &DecodeError{Offset: r.offset, Path: path.String(), Reason: r.reason}
-	}
-	return t, nil
-}
+// leastMillis is the least integer that is Unix time in milliseconds rather than in seconds: of 1973, or of 5138.
+const leastMillis = 100_000_000_000
 
 // time reads seconds of Unix time, of any width, as a float or an integer; 0 when they are none.
 func (r *reader) time() event.Time {
@@ -122,6 +24,9 @@ func (r *reader) time() event.Time {
 	case shapeFloat:
 		return event.Seconds(math.Float64frombits(n))
 	case shapeUint:
+		if n >= leastMillis && n <= math.MaxInt64/1_000_000 { // Mooncake's
+			return event.Time(n * 1_000_000)
+		}
 		return event.Seconds(float64(n))
 	case shapeInt:
 		return 0
@@ -131,7 +36,7 @@ func (r *reader) time() event.Time {
 	}
 }
 
-func (d *VLLM) batch() (at event.Time, rank int32) {
+func (d *Decoder) batch() (at event.Time, rank int32) {
 	r := &d.r
 	rank = -1
 	d.place = place{event: -1, item: -1}
@@ -141,10 +46,12 @@ func (d *VLLM) batch() (at event.Time, rank int32) {
 		return 0, rank
 	}
 	d.place.field = batchTime
+	tag := r.peek()
 	at = r.time()
 	if r.failed {
 		return 0, rank
 	}
+	d.millis = tag == 0xcf || tag == 0xd3 // seconds would fit into less
 	if at == 0 {
 		d.odd("time that is no Unix seconds", "", nil)
 	}
@@ -162,6 +69,7 @@ func (d *VLLM) batch() (at event.Time, rank int32) {
 		return 0, rank
 	}
 	d.place = place{event: -1, item: -1, field: batchRank}
+	d.sight.ranked = d.sight.ranked || n > 2
 	if n > 2 && !r.isNil() {
 		rank = int32(r.number(math.MaxInt32))
 	}
@@ -182,13 +90,17 @@ func (d *VLLM) batch() (at event.Time, rank int32) {
 }
 
 // event reads one event of either form.
-func (d *VLLM) event() {
+func (d *Decoder) event() {
 	d.place.field, d.place.item = noField, -1
 	switch tag := d.r.peek(); {
 	case tag&0xf0 == 0x90 || tag == 0xdc || tag == 0xdd:
 		d.arrayEvent()
 	case tag&0xf0 == 0x80 || tag == 0xde || tag == 0xdf:
-		d.mapEvent()
+		if d.millis {
+			d.mooncakeEvent()
+		} else {
+			d.mapEvent()
+		}
 	default:
 		at := d.r.at
 		s, _ := d.r.next()
@@ -196,7 +108,7 @@ func (d *VLLM) event() {
 	}
 }
 
-func (d *VLLM) arrayEvent() {
+func (d *Decoder) arrayEvent() {
 	r := &d.r
 	start := r.at
 	n := r.array() - 1
@@ -223,11 +135,14 @@ func (d *VLLM) arrayEvent() {
 		return
 	}
 	ev := d.add(c.kind)
+	var seen fieldSet
 	for _, f := range c.order[:min(n, len(c.order))] {
+		seen |= 1 << f
 		if d.value(ev, f); r.failed {
 			return
 		}
 	}
+	d.saw(c, seen, arrayForm)
 	d.place.field, d.place.item = noField, -1
 	if n > len(c.order) {
 		d.odd("elements beyond the last known", c.tag, nil)
@@ -238,7 +153,7 @@ func (d *VLLM) arrayEvent() {
 	d.check(ev)
 }
 
-func (d *VLLM) mapEvent() {
+func (d *Decoder) mapEvent() {
 	r := &d.r
 	start := r.at
 	n := r.fields()
@@ -287,11 +202,30 @@ func (d *VLLM) mapEvent() {
 		}
 	}
 	d.place.field, d.place.item = noField, -1
+	d.saw(c, seen, mapForm)
 	d.check(ev)
 }
 
+// saw notes which fields an event told.
+func (d *Decoder) saw(c *class, seen fieldSet, form uint8) {
+	s := &d.sight
+	s.forms |= form
+	switch c.kind {
+	case event.Stored:
+		if !s.any {
+			s.any, s.always = true, seen
+		}
+		s.stored |= seen
+		s.always &= seen
+	case event.Evicted:
+		s.removed |= seen
+	case event.Cleared:
+		s.cleared = true
+	}
+}
+
 // tag finds the type among the n keys that follow, and stays before the first of them. vLLM writes it first.
-func (d *VLLM) tag(n int) []byte {
+func (d *Decoder) tag(n int) []byte {
 	r := &d.r
 	start := r.at
 	for range n {
@@ -315,7 +249,7 @@ func (d *VLLM) tag(n int) []byte {
 }
 
 // add appends an event to the batch.
-func (d *VLLM) add(kind event.Kind) *event.Event {
+func (d *Decoder) add(kind event.Kind) *event.Event {
 	d.events = append(d.events, event.Event{Kind: kind, Group: event.NoGroup, LoRAID: event.NoLoRAID})
 	ev := &d.events[len(d.events)-1]
 	if kind == event.Cleared {
@@ -327,7 +261,7 @@ func (d *VLLM) add(kind event.Kind) *event.Event {
 }
 
 // value reads the value of a field into an event.
-func (d *VLLM) value(ev *event.Event, f field) {
+func (d *Decoder) value(ev *event.Event, f field) {
 	r := &d.r
 	d.place.field, d.place.item = f, -1
 	switch f {
@@ -335,11 +269,7 @@ func (d *VLLM) value(ev *event.Event, f field) {
 		d.hashes(ev)
 		return
 	case tokenIDs:
-		n := r.array()
-		ev.Tokens = d.tokens.take(n, r.left())
-		if done := r.tokens(ev.Tokens); done < n {
-			d.place.item = done
-		}
+		d.tokenIDs(ev)
 		return
 	case blockSize:
 		ev.BlockSize = uint32(r.number(maxBlockSize))
@@ -348,6 +278,7 @@ func (d *VLLM) value(ev *event.Event, f field) {
 	if r.isNil() {
 		return
 	}
+	d.sight.valued |= 1 << f
 	switch f {
 	case parentHash:
 		ev.Parent, ev.HasParent = d.hash(), true
@@ -356,6 +287,10 @@ func (d *VLLM) value(ev *event.Event, f field) {
 	case medium:
 		ev.Tier = d.tier(r.text())
 	case loraName:
+		if r.peek()&0xf0 == 0x80 {
+			d.trailingMap(ev)
+			return
+		}
 		ev.LoRA = d.words.keep(r.text())
 	case extraKeys:
 		d.extraKeys(ev)
@@ -376,14 +311,54 @@ func (d *VLLM) value(ev *event.Event, f field) {
 	}
 }
 
+// tokenIDs reads a run's tokens: integers, or SGLang's pairs of them.
+func (d *Decoder) tokenIDs(ev *event.Event) {
+	r := &d.r
+	n := r.array()
+	if n > 0 && r.peek() == 0x92 {
+		d.tokenPairs(ev, n)
+		return
+	}
+	start := r.at
+	ev.Tokens = d.tokens.take(n, r.left())
+	if done := r.tokens(ev.Tokens); done < n {
+		if d.textAmongTokens(start, n) {
+			ev.Tokens = nil
+			return
+		}
+		d.place.item = done
+	}
+}
+
+// textAmongTokens passes over n tokens one of which is text: TensorRT-LLM has some where an image stands, and then the run has no
+// tokens that a prompt could be looked up by. It reports false, and leaves the failure, where something else is wrong.
+func (d *Decoder) textAmongTokens(start, n int) bool {
+	r := &d.r
+	ahead := reader{buf: r.buf, at: r.offset}
+	if s, _ := ahead.next(); s != shapeStr {
+		return false
+	}
+	ahead = reader{buf: r.buf, at: start}
+	for range n {
+		ahead.skip()
+	}
+	if ahead.failed {
+		return false
+	}
+	*r = ahead
+	d.odd("tokens that are text", "", nil)
+	return true
+}
+
 // hashes reads a run's block hashes. Most are integers of 64 bits, which the loop reads itself.
-func (d *VLLM) hashes(ev *event.Event) {
+func (d *Decoder) hashes(ev *event.Event) {
 	r := &d.r
 	n := r.array()
 	ev.Blocks = d.blocks.take(n, r.left())
+	var all uint64
 	for i := range ev.Blocks {
-		h, ok := r.wideHash()
-		if !ok {
+		h, wide, ok := r.wideHash()
+		if all |= wide; !ok {
 			if h = d.hash(); r.failed {
 				d.place.item = i
 				return
@@ -391,25 +366,29 @@ func (d *VLLM) hashes(ev *event.Event) {
 		}
 		ev.Blocks[i] = event.Block{Hash: h, Copies: -1, Age: -1}
 	}
+	if all != 0 {
+		d.sight.number(all, false)
+	}
 }
 
 // wideHash reads a hash that is an integer of 64 bits, if there is one.
-func (r *reader) wideHash() (event.BlockHash, bool) {
+func (r *reader) wideHash() (h event.BlockHash, n uint64, ok bool) {
 	if r.left() < 9 || r.buf[r.at] != 0xcf {
-		return event.BlockHash{}, false
+		return event.BlockHash{}, 0, false
 	}
-	n := binary.BigEndian.Uint64(r.buf[r.at+1:])
+	n = binary.BigEndian.Uint64(r.buf[r.at+1:])
 	r.at += 9
-	return event.IntHash(n), true
+	return event.IntHash(n), n, true
 }
 
 // hash reads a block hash: an integer of either sign, or bytes, which some writers send as a string.
-func (d *VLLM) hash() event.BlockHash {
+func (d *Decoder) hash() event.BlockHash {
 	r := &d.r
 	at := r.at
 	s, n := r.next()
 	switch s {
 	case shapeUint, shapeInt:
+		d.sight.number(n, s == shapeInt)
 		return event.IntHash(n)
 	case shapeBin, shapeStr:
 		if n == 0 {
@@ -423,6 +402,7 @@ func (d *VLLM) hash() event.BlockHash {
 		if d.text == "" {
 			d.text = string(r.buf)
 		}
+		d.sight.bytes(int(n))
 		return event.BytesHash(d.text[start:r.at])
 	default:
 		r.want(at, "an integer or bytes", s)
@@ -431,7 +411,7 @@ func (d *VLLM) hash() event.BlockHash {
 }
 
 // extraKeys keeps each block's extra keys as they stand in the payload.
-func (d *VLLM) extraKeys(ev *event.Event) {
+func (d *Decoder) extraKeys(ev *event.Event) {
 	r := &d.r
 	n := r.array()
 	if ev.ExtraKeys = d.keys.take(n, r.left()); n == 0 {
@@ -452,17 +432,20 @@ func (d *VLLM) extraKeys(ev *event.Event) {
 }
 
 // tier returns the tier that a medium names. An empty name is none.
-func (d *VLLM) tier(name []byte) event.Tier {
+func (d *Decoder) tier(name []byte) event.Tier {
+	var t event.Tier
 	switch string(name) {
 	case "", "GPU":
-		return event.GPU
+		t = event.GPU
 	case "CPU":
-		return event.CPU
+		t = event.CPU
 	case "STORAGE":
-		return event.Storage
+		t = event.Storage
 	default:
-		return event.Tier(d.words.keep(name))
+		t = event.Tier(d.words.keep(name))
 	}
+	d.sight.medium(string(t))
+	return t
 }
 
 // specs are the attention kinds by vLLM's names.
@@ -474,7 +457,7 @@ var specs = func() map[string]event.SpecKind {
 	return m
 }()
 
-func (d *VLLM) spec(name []byte) event.SpecKind {
+func (d *Decoder) spec(name []byte) event.SpecKind {
 	k, ok := specs[string(name)]
 	if !ok && !d.r.failed {
 		d.odd("unknown attention kind", "", name)
@@ -483,7 +466,7 @@ func (d *VLLM) spec(name []byte) event.SpecKind {
 	return k
 }
 
-func (d *VLLM) locality(name []byte) event.Locality {
+func (d *Decoder) locality(name []byte) event.Locality {
 	switch string(name) {
 	case "":
 		return event.LocalityUnknown
@@ -498,15 +481,11 @@ func (d *VLLM) locality(name []byte) event.Locality {
 }
 
 // check counts a run whose extra keys do not fit its blocks. Whether its tokens do, the judge sees.
-func (d *VLLM) check(ev *event.Event) {
+func (d *Decoder) check(ev *event.Event) {
+	if ev.Kind == event.Stored && (ev.Tier == lmcacheMedium || d.cfg.Dialect == DialectLMCache) {
+		d.lmcache(ev)
+	}
 	if len(ev.ExtraKeys) > 0 && len(ev.ExtraKeys) != len(ev.Blocks) {
 		d.odd("extra keys that do not match their blocks", "", nil)
 	}
-}
-
-// odd counts something unexpected at the decoder's place.
-func (d *VLLM) odd(what, of string, word []byte) {
-	d.tally.add(what, of, word, func() string {
-		return strings.TrimLeft(fmt.Sprintf("%v at byte %d of %d", d.place, d.r.at, len(d.r.buf)), " ")
-	})
 }

@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -38,7 +39,7 @@ type goldenEvent struct {
 	Type      string
 	Hashes    []goldenHash `json:"block_hashes"`
 	Parent    *goldenHash  `json:"parent_block_hash"`
-	Tokens    []uint64     `json:"token_ids"`
+	Tokens    goldenTokens `json:"token_ids"`
 	BlockSize uint32       `json:"block_size"`
 	LoRAID    *int64       `json:"lora_id"`
 	Medium    *string
@@ -50,6 +51,25 @@ type goldenEvent struct {
 	Locality  event.Locality
 	Ownership string
 	Session   string `json:"session_id"`
+	Salt      string `json:"cache_salt"`
+}
+
+// goldenTokens are token ids, or SGLang's pairs of them.
+type goldenTokens struct {
+	ids   []uint64
+	pairs bool
+}
+
+func (t *goldenTokens) UnmarshalJSON(text []byte) error {
+	var pairs [][2]uint64
+	if err := json.Unmarshal(text, &pairs); err != nil || len(pairs) == 0 {
+		return json.Unmarshal(text, &t.ids)
+	}
+	t.pairs, t.ids = true, []uint64{pairs[0][0]}
+	for _, p := range pairs {
+		t.ids = append(t.ids, p[1])
+	}
+	return nil
 }
 
 type goldenHash struct{ event.BlockHash }
@@ -71,9 +91,12 @@ func (h *goldenHash) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-func readGolden(tb testing.TB) (entries []golden) {
+func readGolden(tb testing.TB, dialect string) (entries []golden) {
 	tb.Helper()
-	text, err := os.ReadFile("testdata/vllm/golden.json")
+	if !strings.HasSuffix(dialect, ".json") {
+		dialect += "/golden.json"
+	}
+	text, err := os.ReadFile("testdata/" + dialect)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -111,7 +134,8 @@ func (g *golden) want(t *testing.T) event.Batch {
 		if ge.Parent != nil {
 			ev.HasParent, ev.Parent = true, ge.Parent.BlockHash
 		}
-		for _, token := range ge.Tokens {
+		ev.Salt, ev.Eagle = ge.Salt, ge.Tokens.pairs
+		for _, token := range ge.Tokens.ids {
 			ev.Tokens = append(ev.Tokens, uint32(token))
 		}
 		if ge.LoRAID != nil {
@@ -170,8 +194,8 @@ func unhex(text string) []byte {
 }
 
 func TestVLLMGolden(t *testing.T) {
-	d := subscriber.NewVLLM()
-	for _, g := range readGolden(t) {
+	d := subscriber.NewDecoder(subscriber.DecoderConfig{})
+	for _, g := range slices.Concat(readGolden(t, "vllm"), readGolden(t, "vllm/offload.json")) {
 		t.Run(g.Version+"/"+g.Name, func(t *testing.T) {
 			var got event.Batch
 			err := d.Decode(unhex(g.Hex), &got)
@@ -230,7 +254,7 @@ func TestVLLMReference(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var got event.Batch
-			if err := subscriber.NewVLLM().Decode(unhex(tt.hex), &got); err != nil {
+			if err := subscriber.NewDecoder(subscriber.DecoderConfig{}).Decode(unhex(tt.hex), &got); err != nil {
 				t.Fatal(err)
 			}
 			want := event.Batch{Time: 1500000000, Events: []event.Event{tt.want}}
@@ -414,7 +438,7 @@ func TestVLLMTolerates(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			d := subscriber.NewVLLM()
+			d := subscriber.NewDecoder(subscriber.DecoderConfig{})
 			var got event.Batch
 			if err := d.Decode(tt.payload, &got); err != nil {
 				t.Fatal(err)
@@ -443,7 +467,7 @@ func TestVLLMTimes(t *testing.T) {
 		{"double", 1789095808.5, 1789095808500000000},
 		{"float", float32(2.5), 2500000000},
 		{"integer", 1789095808, 1789095808000000000},
-		{"milliseconds", 1789095808837, 0},
+		{"milliseconds", 1789095808837, 1789095808837000000},
 		{"before 1970", -1, 0},
 		{"not a number", math.NaN(), 0},
 		{"infinite", math.Inf(1), 0},
@@ -451,7 +475,7 @@ func TestVLLMTimes(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			payload := pack([]any{tt.ts, []any{}, nil})
-			d := subscriber.NewVLLM()
+			d := subscriber.NewDecoder(subscriber.DecoderConfig{})
 			got := event.Batch{Rank: 5}
 			if err := d.Decode(payload, &got); err != nil || got.Time != tt.want || got.Rank != -1 {
 				t.Errorf("Decode: time %d, rank %d, error %v", got.Time, got.Rank, err)
@@ -510,7 +534,7 @@ func TestVLLMErrors(t *testing.T) {
 		{"rank", pack([]any{1.5, []any{}, "x"}), "byte 11 (data_parallel_rank): want an integer, have a string"},
 		{"trailing bytes", append(bytes.Clone(good), 0xc0), "byte 89: bytes after the batch"},
 	}
-	d := subscriber.NewVLLM()
+	d := subscriber.NewDecoder(subscriber.DecoderConfig{})
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got := event.Batch{Rank: 77}
@@ -546,7 +570,7 @@ func TestVLLMErrors(t *testing.T) {
 }
 
 func TestVLLMOdditiesAreBounded(t *testing.T) {
-	d := subscriber.NewVLLM()
+	d := subscriber.NewDecoder(subscriber.DecoderConfig{})
 	var b event.Batch
 	for i := range 200 {
 		if err := d.Decode(batchOf([]any{fmt.Sprintf("%d%s", i, strings.Repeat("x", 1000))}), &b); err != nil {
@@ -591,7 +615,7 @@ func TestVLLMMemory(t *testing.T) {
 	for name, payload := range tests {
 		t.Run(name, func(t *testing.T) {
 			var b event.Batch
-			if got, limit := allocated(func() { subscriber.NewVLLM().Decode(payload, &b) }), bound(payload); got > limit {
+			if got, limit := allocated(func() { subscriber.NewDecoder(subscriber.DecoderConfig{}).Decode(payload, &b) }), bound(payload); got > limit {
 				t.Errorf("%d bytes allocated for a payload of %d", got, len(payload))
 			}
 		})
@@ -624,7 +648,7 @@ func TestVLLMAllocations(t *testing.T) {
 		{"byte hashes", batchOf([]any{"BlockRemoved", []any{digest, digest, digest}}), 1},
 	}
 	for _, tt := range tests {
-		d := subscriber.NewVLLM()
+		d := subscriber.NewDecoder(subscriber.DecoderConfig{})
 		var b event.Batch
 		decode := func() {
 			if err := d.Decode(tt.payload, &b); err != nil {
@@ -645,13 +669,13 @@ func TestVLLMAllocations(t *testing.T) {
 // FuzzVLLM checks that no payload panics or takes much memory, and that what decodes is what its re-encoding decodes
 // to, in both forms.
 func FuzzVLLM(f *testing.F) {
-	for _, g := range readGolden(f) {
+	for _, g := range readGolden(f, "vllm") {
 		f.Add(unhex(g.Hex))
 	}
 	f.Add(batchOf(stored("origin", 1, "extra_keys", []any{[]any{"m", []any{"x", 3}}}, "cache_salt", "c", "session_id", "s")))
 	f.Fuzz(func(t *testing.T, payload []byte) {
 		var b event.Batch
-		d := subscriber.NewVLLM()
+		d := subscriber.NewDecoder(subscriber.DecoderConfig{})
 		var err error
 		if got := allocated(func() { err = d.Decode(payload, &b) }); got > bound(payload) {
 			t.Fatalf("%d bytes allocated for a payload of %d", got, len(payload))
@@ -671,7 +695,7 @@ func FuzzVLLM(f *testing.F) {
 		for _, form := range []publisher.Form{publisher.MapForm, publisher.ArrayForm} {
 			want := expressible(b, form)
 			var got event.Batch
-			if err := subscriber.NewVLLM().Decode(publisher.AppendVLLM(nil, &want, form), &got); err != nil {
+			if err := subscriber.NewDecoder(subscriber.DecoderConfig{}).Decode(publisher.AppendVLLM(nil, &want, form), &got); err != nil {
 				t.Fatalf("%v form: %v", form, err)
 			}
 			// A double holds today's nanoseconds to 240, and a small time's not always to one.
@@ -733,7 +757,7 @@ func BenchmarkVLLM(b *testing.B) {
 		for _, shape := range []struct{ runs, blocks int }{{1, 64}, {32, 1}, {1, 1}} {
 			b.Run(fmt.Sprintf("%v/%dx%dx16", form, shape.runs, shape.blocks), func(b *testing.B) {
 				payload := publisher.AppendVLLM(nil, benchBatch(shape.runs, shape.blocks), form)
-				d := subscriber.NewVLLM()
+				d := subscriber.NewDecoder(subscriber.DecoderConfig{})
 				var batch event.Batch
 				b.ReportAllocs()
 				b.SetBytes(int64(len(payload)))

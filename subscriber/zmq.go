@@ -10,6 +10,7 @@ import (
 	"github.com/pebbe/zmq4"
 	"github.com/zeebo/xxh3"
 
+	"kvstrata/curve"
 	"kvstrata/event"
 	"kvstrata/subscriber/recovery"
 )
@@ -22,8 +23,11 @@ type sockets struct {
 	dealer   *zmq4.Socket // DEALER to the engine's replay ROUTER; nil while none is needed
 	poller   *zmq4.Poller
 	replay   string
+	keys     *curve.Keys // nil where the engine's sockets are open
+	refused  string      // why the last handshake failed; empty once one did not
 	received []input
 	reopened int // replay sockets so far
+	topics   topics
 }
 
 // inputKind says what a socket delivered.
@@ -35,6 +39,7 @@ const (
 	replayEnd
 	peerConnected
 	peerDisconnected
+	peerRefused
 	strayFrame // not three frames, or a sequence that is not 8 bytes
 )
 
@@ -53,6 +58,13 @@ const drainMost = 256
 // dial opens the live socket; libzmq connects, and reconnects, by itself.
 func dial(ctx *zmq4.Context, cfg EngineConfig) (*sockets, error) {
 	s := &sockets{ctx: ctx, replay: cfg.Replay, poller: zmq4.NewPoller()}
+	if cfg.Curve != "" {
+		keys, err := curve.ReadSubscriber(cfg.Curve)
+		if err != nil {
+			return nil, err
+		}
+		s.keys = keys
+	}
 	live, err := ctx.NewSocket(zmq4.SUB)
 	if err != nil {
 		return nil, fmt.Errorf("open SUB socket: %w", err)
@@ -63,7 +75,7 @@ func dial(ctx *zmq4.Context, cfg EngineConfig) (*sockets, error) {
 		live.SetRcvhwm(receiveHWM), live.SetLinger(0), live.SetSubscribe(cfg.Topic),
 		live.SetReconnectIvl(100*time.Millisecond), live.SetReconnectIvlMax(2*time.Second),
 		live.SetHeartbeatIvl(5*time.Second), live.SetHeartbeatTimeout(15*time.Second),
-		live.Monitor(monitor, zmq4.EVENT_HANDSHAKE_SUCCEEDED|zmq4.EVENT_DISCONNECTED),
+		live.Monitor(monitor, zmq4.EVENT_HANDSHAKE_SUCCEEDED|zmq4.EVENT_DISCONNECTED|curve.FailedEvents), s.protect(live),
 	)
 	if err == nil {
 		s.monitor, err = ctx.NewSocket(zmq4.PAIR)
@@ -81,6 +93,14 @@ func dial(ctx *zmq4.Context, cfg EngineConfig) (*sockets, error) {
 	s.poller.Add(live, zmq4.POLLIN)
 	s.poller.Add(s.monitor, zmq4.POLLIN)
 	return s, nil
+}
+
+// protect gives a socket that will connect the engine's keys, if it has any.
+func (s *sockets) protect(socket *zmq4.Socket) error {
+	if s.keys == nil {
+		return nil
+	}
+	return s.keys.Connect(socket)
 }
 
 func (s *sockets) close() {
@@ -104,7 +124,7 @@ func (s *sockets) ask(from event.Seq, reopen bool) error {
 		if err != nil {
 			return fmt.Errorf("open DEALER socket: %w", err)
 		}
-		if err := errors.Join(dealer.SetRcvhwm(receiveHWM), dealer.SetLinger(0), dealer.Connect(s.replay)); err != nil {
+		if err := errors.Join(dealer.SetRcvhwm(receiveHWM), dealer.SetLinger(0), s.protect(dealer), dealer.Connect(s.replay)); err != nil {
 			_ = dealer.Close()
 			return fmt.Errorf("open replay socket to %s: %w", s.replay, err)
 		}
@@ -158,9 +178,11 @@ func (s *sockets) poll(timeout time.Duration) ([]input, error) {
 	return s.received, nil
 }
 
+func (s *sockets) refusal() string { return s.refused }
+
 func (s *sockets) readMonitor() error {
 	for {
-		kind, _, _, err := s.monitor.RecvEvent(zmq4.DONTWAIT)
+		kind, _, value, err := s.monitor.RecvEvent(zmq4.DONTWAIT)
 		if isAgain(err) {
 			return nil
 		}
@@ -169,11 +191,32 @@ func (s *sockets) readMonitor() error {
 		}
 		switch kind {
 		case zmq4.EVENT_HANDSHAKE_SUCCEEDED:
+			s.refused = ""
 			s.received = append(s.received, input{kind: peerConnected})
 		case zmq4.EVENT_DISCONNECTED:
 			s.received = append(s.received, input{kind: peerDisconnected})
+		default:
+			if reason := curve.Refused(kind, value); reason != "" {
+				s.refuse(reason)
+			}
 		}
 	}
+}
+
+// wantsKeys is what is told where the engine hangs up on a handshake without keys.
+const wantsKeys = "handshake refused: the engine hangs up; does it want CURVE keys (curve=FILE)?"
+
+// refuse notes why a handshake failed; that the engine hung up is no more than a guess at it.
+func (s *sockets) refuse(reason string) {
+	guess := reason == curve.HungUp
+	if guess && s.keys == nil {
+		reason = wantsKeys
+	}
+	if guess && s.refused != "" || reason == s.refused {
+		return
+	}
+	s.refused = reason
+	s.received = append(s.received, input{kind: peerRefused})
 }
 
 func (s *sockets) drain(socket *zmq4.Socket, take func([][]byte)) error {
@@ -196,6 +239,7 @@ func (s *sockets) lived(frames [][]byte) {
 		s.received = append(s.received, input{kind: strayFrame})
 		return
 	}
+	s.topics.note(frames[0])
 	s.received = append(s.received, input{kind: liveFrame, frame: frame(frames[1], frames[2])})
 }
 

@@ -13,6 +13,7 @@ import (
 
 type benchCmd struct {
 	Pipeline benchPipelineCmd `cmd:"" help:"Block events from the ZeroMQ socket through JetStream to the index."`
+	Decode   benchDecodeCmd   `cmd:"" help:"Engines' payloads to prefix hashes, and through the subscriber into JetStream."`
 	Transfer benchTransferCmd `cmd:"" help:"KV blocks from one engine to another, beside the plainest means."`
 }
 

@@ -89,8 +89,11 @@ func (c *benchPipelineCmd) Run(a *app) error {
 	}
 	ctx, stop := context.WithCancel(a.ctx)
 	defer stop()
-	sources, err := c.open(ctx, s, watch)
+	sources, engines, err := c.publishers(ctx, s, watch)
 	if err != nil {
+		return err
+	}
+	if err := s.addSubscriber(subscriber.DefaultConfig(), engines); err != nil {
 		return err
 	}
 	done := make(chan error, 1)
@@ -177,18 +180,19 @@ func (b *benchSource) awaitThat(ctx context.Context, that func() bool) error {
 	return ctx.Err()
 }
 
-func (c *benchPipelineCmd) open(ctx context.Context, s *stack, watch map[event.Source]*benchSource) ([]*benchSource, error) {
+// publishers starts the engines' sockets.
+func (c *benchPipelineCmd) publishers(ctx context.Context, s *stack, watch map[event.Source]*benchSource) ([]*benchSource, []subscriber.EngineConfig, error) {
 	var sources []*benchSource
 	var engines []subscriber.EngineConfig
 	for i := range c.Engines {
 		cfg := publisher.DefaultZMQConfig()
 		cfg.Endpoint, cfg.Replay = "tcp://127.0.0.1:*", "tcp://127.0.0.1:*"
 		if err := cfg.Form.UnmarshalText([]byte(c.Form)); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		socket, err := publisher.NewZMQ(cfg, s.app.log)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		src := &benchSource{
 			source: event.Source{Cluster: event.DefaultCluster, Model: "bench", Instance: strconv.Itoa(i), Origin: event.Engine},
@@ -200,14 +204,14 @@ func (c *benchPipelineCmd) open(ctx context.Context, s *stack, watch map[event.S
 		select {
 		case <-socket.Ready():
 		case err := <-src.done:
-			return nil, err
+			return nil, nil, err
 		}
 		sources = append(sources, src)
 		engines = append(engines, subscriber.EngineConfig{
-			Source: src.source, Endpoint: socket.Endpoint(), Replay: socket.ReplayEndpoint(), Dialect: "vllm",
+			Source: src.source, Endpoint: socket.Endpoint(), Replay: socket.ReplayEndpoint(), Dialect: subscriber.DialectVLLM,
 		})
 	}
-	return sources, s.addSubscriber(subscriber.DefaultConfig(), engines)
+	return sources, engines, nil
 }
 
 // benchWindow is how many batches a publisher of the closed loop runs ahead of the index.

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -24,6 +25,8 @@ type demoCmd struct {
 	edgeFlags
 	listenFlags
 	historyFlags
+	natsLogin
+	insecureFlag
 
 	NATSListen string `name:"nats-listen" help:"Address of the embedded NATS server; port 0 takes a free one." default:"127.0.0.1:4222" env:"KVSTRATA_NATS_LISTEN"`
 	Prefill    int    `help:"Prefill engines." default:"2"`
@@ -61,6 +64,17 @@ func (c *demoCmd) Run(a *app) (err error) {
 	if c.PoolBlocks == 0 {
 		c.PoolBlocks = map[bool]int{true: 4096, false: 16384}[c.Trace == ""]
 	}
+	entrances, err := c.connectorEntrances()
+	if err != nil {
+		return err
+	}
+	nats, err := c.entrance(c.NATSListen)
+	if err != nil {
+		return err
+	}
+	if err := c.check(slices.Concat(entrances, c.listenFlags.entrances(), []entrance{nats})...); err != nil {
+		return err
+	}
 	dir := c.Data
 	if dir == "" {
 		if dir, err = os.MkdirTemp("", "kvstrata-demo-"); err != nil {
@@ -69,7 +83,7 @@ func (c *demoCmd) Run(a *app) (err error) {
 		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	}
 	flags := natsFlags{
-		NATSListen: c.NATSListen, NATSReplicas: 1, NATSMaxAge: time.Hour, NATSMaxBytes: 2 << 30, LeaseTTL: 2 * time.Second,
+		natsLogin: c.natsLogin, NATSListen: c.NATSListen, NATSReplicas: 1, NATSMaxAge: time.Hour, NATSMaxBytes: 2 << 30, LeaseTTL: 2 * time.Second,
 	}
 	if c.Data != "" {
 		flags.NATSMaxAge = 24 * time.Hour
@@ -89,7 +103,11 @@ func (c *demoCmd) Run(a *app) (err error) {
 				supervisor.env = append(supervisor.env, storePassword+"="+password)
 			}
 		}
-		view = newRemoteView(supervisor)
+		client, err := c.listenFlags.self(time.Minute)
+		if err != nil {
+			return err
+		}
+		view = newRemoteView(supervisor, client)
 	} else if err := c.addRoles(s, dir); err != nil {
 		return err
 	}

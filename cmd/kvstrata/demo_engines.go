@@ -175,7 +175,7 @@ func (c *demoCmd) addEngines(ctx, outlive context.Context, s *stack, view fleetV
 		}
 		source := event.Source{Cluster: event.DefaultCluster, Model: demoModel, Instance: spec.Name, Origin: event.Engine}
 		d.configs = append(d.configs, subscriber.EngineConfig{
-			Source: source, Endpoint: endpoint, Replay: replay, Dialect: "auto", PoolSize: uint64(c.PoolBlocks),
+			Source: source, Endpoint: endpoint, Replay: replay, Dialect: subscriber.AnyDialect, PoolSize: uint64(c.PoolBlocks),
 		})
 	}
 	return nil
@@ -274,14 +274,18 @@ func (c *demoCmd) processEngine(ctx, outlive context.Context, s *stack, sup *sup
 	if speed == 0 {
 		return nil, "", "", usagef("--processes with --connector %s: engines in processes keep their own time; give a --speed", c.Connector)
 	}
+	login, err := c.natsLogin.child(s.nats.URL())
+	if err != nil {
+		return nil, "", "", err
+	}
 	began := time.Now()
 	args := func() []string {
-		args := []string{
+		args := append([]string{
 			"engine", "--name", spec.Name, "--model", spec.Model, "--pool-blocks", fmt.Sprint(spec.PoolBlocks), "--block-size", fmt.Sprint(spec.BlockSize),
-			"--seed", fmt.Sprint(spec.Seed), "--form", spec.Form, "--nats", s.nats.URL(), "--speed", fmt.Sprint(speed),
+			"--seed", fmt.Sprint(spec.Seed), "--form", spec.Form, "--insecure=" + fmt.Sprint(c.Insecure), "--speed", fmt.Sprint(speed),
 			"--start", fmt.Sprint(began.UnixNano()), "--began", fmt.Sprint(began.UnixNano()),
 			"--log-json=" + fmt.Sprint(s.app.logJSON), "--log-level", s.app.level.String(),
-		}
+		}, login...)
 		for flag, said := range map[string]string{"--events": "events", "--replay": "replay", "--listen": "api"} {
 			if at := sup.said(spec.Name, said); at != "" {
 				args = append(args, flag, strings.TrimPrefix(at, "http://"))

@@ -19,17 +19,21 @@ import (
 
 type doctorCmd struct {
 	historyFlags
+	natsLogin
+	clientFlags
 
-	NATS      string   `name:"nats" help:"NATS servers to check; empty: only the embedded one is used." env:"KVSTRATA_NATS"`
-	NATSCreds string   `name:"nats-creds" help:"NATS credentials file." type:"path" env:"KVSTRATA_NATS_CREDS"`
-	Server    string   `help:"An index to check." placeholder:"URL" env:"KVSTRATA_SERVER"`
-	Engine    []string `help:"An engine to check, as run takes it; repeated." sep:"none" placeholder:"ENGINE" env:"KVSTRATA_ENGINE"`
-	Listen    string   `help:"The API address that must be free." default:"127.0.0.1:8080" env:"KVSTRATA_LISTEN"`
+	NATS    string        `name:"nats" help:"NATS servers to check; empty: only the embedded one is used." env:"KVSTRATA_NATS"`
+	Server  string        `help:"An index to check." placeholder:"URL" env:"KVSTRATA_SERVER"`
+	Engine  []string      `help:"An engine to check, as run takes it; repeated." sep:"none" placeholder:"ENGINE" env:"KVSTRATA_ENGINE"`
+	Hear    time.Duration `help:"How long each engine is heard." default:"5s"`
+	HashKey string        `help:"Key of the prefix hashes." env:"KVSTRATA_HASH_KEY"`
+	Listen  string        `help:"The API address that must be free." default:"127.0.0.1:8080" env:"KVSTRATA_LISTEN"`
 }
 
 // Help shows how it is used.
 func (doctorCmd) Help() string {
-	return `Each line says ok or what is wrong and what to do. Exits 1 when something is wrong.
+	return `Each line says ok or what is wrong and what to do. Exits 1 when something is wrong. An engine is heard as a subscriber would
+hear it, and what its stream was seen to be, its contract, is told below it. Nothing is published.
 
 Example:
 
@@ -66,24 +70,60 @@ func (c *doctorCmd) Run(a *app) error {
 	if c.Server == "" {
 		check("listen "+c.Listen, func(context.Context) (string, error) { return checkListen(c.Listen) })
 	} else {
-		check("index "+c.Server, func(ctx context.Context) (string, error) { return checkIndex(ctx, c.Server) })
+		client, err := c.clientFlags.client(checkTime)
+		if err != nil {
+			return err
+		}
+		check("index "+c.Server, func(ctx context.Context) (string, error) { return checkIndex(ctx, client, c.Server) })
 	}
 	if c.NATS != "" {
 		check("nats "+c.NATS, func(ctx context.Context) (string, error) { return c.checkNATS(ctx, a) })
 	}
+	var engines []subscriber.EngineConfig
 	for _, text := range c.Engine {
-		engines, err := subscriber.ParseEngine(text)
+		more, err := subscriber.ParseEngine(text)
 		if err != nil {
 			return usagef("%w", err)
 		}
-		for _, e := range engines {
-			check("engine "+e.Source.Instance, func(ctx context.Context) (string, error) { return checkEngine(ctx, e) })
-		}
+		engines = append(engines, more...)
 	}
+	wrong += c.checkEngines(a, engines)
 	if wrong > 0 {
 		return fmt.Errorf("%d checks found something wrong", wrong)
 	}
 	return nil
+}
+
+// checkEngines hears the engines, prints each one's contract, and returns how many checks found something wrong.
+func (c *doctorCmd) checkEngines(a *app, engines []subscriber.EngineConfig) (wrong int) {
+	all := hearEngines(a.ctx, engines, c.HashKey, c.Hear)
+	for i := range all {
+		h := &all[i]
+		name := "engine " + h.cfg.Source.Instance
+		if h.cfg.Source.Rank > 0 {
+			name += fmt.Sprintf("#%d", h.cfg.Source.Rank)
+		}
+		findings := h.findings(c.Hear)
+		for _, f := range findings {
+			fmt.Fprintf(a.stdout, "WRONG  %-28s %s\n", name, f)
+		}
+		switch {
+		case len(findings) > 0:
+			wrong++
+		case h.report != nil:
+			fmt.Fprintf(a.stdout, "ok     %-28s %s, heard for %v\n", name, h.report.Status.State, c.Hear)
+		}
+		for _, r := range h.remarks() {
+			fmt.Fprintf(a.stdout, "note   %-28s %s\n", name, r)
+		}
+		if h.report != nil && h.report.Status.Ledger.Receptions() > 0 {
+			printContract(a.stdout, &h.report.Status)
+		}
+	}
+	for _, said := range compareNames(all) {
+		fmt.Fprintf(a.stdout, "note   %-28s %s\n", "engines", said)
+	}
+	return wrong
 }
 
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
@@ -128,16 +168,19 @@ func checkListen(addr string) (string, error) {
 	return "free", l.Close()
 }
 
-func checkIndex(ctx context.Context, url string) (string, error) {
+func checkIndex(ctx context.Context, client *http.Client, url string) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/v1/sources", nil)
 	if err != nil {
 		return "", err
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return "", fmt.Errorf("%w; see that kvstrata run or demo is up and listens there", err)
 	}
 	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusUnauthorized {
+		return "", errNoToken
+	}
 	if resp.StatusCode != http.StatusOK {
 		return "", fmt.Errorf("answers %s to /v1/sources; is it kvstrata with the role prefix?", resp.Status)
 	}
@@ -145,8 +188,8 @@ func checkIndex(ctx context.Context, url string) (string, error) {
 }
 
 func (c *doctorCmd) checkNATS(ctx context.Context, a *app) (string, error) {
-	cfg := bus.DefaultConfig()
-	cfg.URL, cfg.Credentials = c.NATS, c.NATSCreds
+	cfg := c.natsLogin.client(bus.DefaultConfig())
+	cfg.URL = c.NATS
 	b, err := bus.Attach(ctx, cfg, "kvstrata doctor", a.log)
 	if err != nil {
 		return "", err
@@ -157,22 +200,4 @@ func (c *doctorCmd) checkNATS(ctx context.Context, a *app) (string, error) {
 		return "connected; the streams are not there yet: a role makes them when it starts", nil
 	}
 	return fmt.Sprintf("connected; the event stream ends at message %d", end.Sequence), nil
-}
-
-// checkEngine dials both sockets, waits for the ZeroMQ handshake, and asks the replay socket for nothing: an engine
-// answers that with the end marker alone.
-func checkEngine(ctx context.Context, e subscriber.EngineConfig) (string, error) {
-	live, err := subscriber.Probe(ctx, e)
-	switch {
-	case errors.Is(err, subscriber.ErrNoHandshake):
-		return "", fmt.Errorf("%s: %w; is the engine up, started with KV events enabled, and bound (an endpoint like "+
-			"tcp://*:5557) rather than connecting (tcp://0.0.0.0:5557 connects)?", e.Endpoint, err)
-	case errors.Is(err, subscriber.ErrNoReplay):
-		return "", fmt.Errorf("%s: %w; set the engine's replay_endpoint, as tcp://*:5558", e.Replay, err)
-	case err != nil:
-		return "", err
-	case e.Replay == "":
-		return live + "; no replay= given: a gap can't be closed, and every restart of ours leaves the source partial", nil
-	}
-	return live, nil
 }

@@ -27,6 +27,9 @@ import (
 // alone.
 type engineCmd struct {
 	simSpec
+	natsLogin
+	insecureFlag
+
 	NATS   string     `name:"nats" help:"NATS servers, comma-separated." required:""`
 	Listen string     `help:"Address of the API." default:"127.0.0.1:0"`
 	Speed  float64    `help:"Virtual time over real time." default:"1"`
@@ -36,7 +39,14 @@ type engineCmd struct {
 
 // Run runs the engine until a signal comes.
 func (c *engineCmd) Run(a *app) error {
-	cfg := natsFlags{NATS: c.NATS, NATSReplicas: 1, NATSMaxAge: time.Hour, NATSMaxBytes: 2 << 30, LeaseTTL: 2 * time.Second}.config()
+	entrances, err := c.entrances()
+	if err != nil {
+		return err
+	}
+	if err := c.check(append(entrances, entrance{"--listen", c.Listen, false, "an address on loopback"})...); err != nil {
+		return err
+	}
+	cfg := natsFlags{natsLogin: c.natsLogin, NATS: c.NATS, NATSReplicas: 1, NATSMaxAge: time.Hour, NATSMaxBytes: 2 << 30, LeaseTTL: 2 * time.Second}.config()
 	b, err := bus.Dial(a.ctx, cfg, "kvstrata", a.log)
 	if err != nil {
 		return err

@@ -12,8 +12,11 @@ import (
 
 // healthcheckCmd asks a process's own admin listener: a container's image has no other client that could.
 type healthcheckCmd struct {
-	Admin string `help:"Address of the admin listener, as run has it." default:"127.0.0.1:8081" env:"KVSTRATA_ADMIN"`
-	Alive bool   `help:"Only whether it answers, not whether it has caught up."`
+	clientFlags
+
+	TLSCert string `name:"tls-cert" help:"The certificate that the process shows, as run has it." type:"path" placeholder:"FILE" env:"KVSTRATA_TLS_CERT"`
+	Admin   string `help:"Address of the admin listener, as run has it." default:"127.0.0.1:8081" env:"KVSTRATA_ADMIN"`
+	Alive   bool   `help:"Only whether it answers, not whether it has caught up."`
 }
 
 // Help shows how it is used.
@@ -31,6 +34,13 @@ const healthcheckTime = 4 * time.Second
 // healthcheckMost bounds what is read of the answer, in bytes.
 const healthcheckMost = 4096
 
+func (c *healthcheckCmd) scheme() string {
+	if c.TLSCert != "" || c.CA != "" {
+		return "https://"
+	}
+	return "http://"
+}
+
 // Run asks once.
 func (c *healthcheckCmd) Run(a *app) error {
 	host, port, err := net.SplitHostPort(c.Admin)
@@ -46,11 +56,14 @@ func (c *healthcheckCmd) Run(a *app) error {
 	}
 	ctx, cancel := context.WithTimeout(a.ctx, healthcheckTime)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(host, port)+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.scheme()+net.JoinHostPort(host, port)+path, nil)
 	if err != nil {
 		return usagef("--admin %q: %w", c.Admin, err)
 	}
-	client := &http.Client{Transport: &http.Transport{}} // no proxy: what it asks is on this machine
+	client, err := c.clientFlags.local(c.TLSCert, healthcheckTime)
+	if err != nil {
+		return err
+	}
 	resp, err := client.Do(req)
 	if err != nil {
 		return fmt.Errorf("%w; see that kvstrata run is up and that its --admin is the same", err)

@@ -17,6 +17,8 @@ import (
 )
 
 type lookupCmd struct {
+	clientFlags
+
 	Server  string   `help:"Address of an index." default:"http://127.0.0.1:8080" env:"KVSTRATA_SERVER"`
 	Model   string   `help:"Model, as the engines serve it." required:""`
 	Cluster string   `help:"Only this cluster."`
@@ -62,7 +64,11 @@ func (c *lookupCmd) Run(a *app) error {
 		return usagef("no prompt: give token ids, or - to read them from standard input")
 	}
 	var answer prefix.Answer
-	body, err := post(a, c.Server+"/v1/lookup", &req, &answer)
+	client, err := c.client(30 * time.Second)
+	if err != nil {
+		return err
+	}
+	body, err := post(a, client, c.Server+"/v1/lookup", &req, &answer)
 	if err != nil {
 		return err
 	}
@@ -86,7 +92,7 @@ func (c *lookupCmd) words() ([]string, error) {
 }
 
 // post sends a request to an index and reads its answer; an error of the index is returned as it says it.
-func post(a *app, url string, request, answer any) ([]byte, error) {
+func post(a *app, client *http.Client, url string, request, answer any) ([]byte, error) {
 	payload, err := json.Marshal(request)
 	if err != nil {
 		return nil, err
@@ -95,7 +101,6 @@ func post(a *app, url string, request, answer any) ([]byte, error) {
 	if err != nil {
 		return nil, usagef("--server: %w", err)
 	}
-	client := &http.Client{Timeout: 30 * time.Second}
 	resp, err := client.Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("ask the index: %w; see that it runs, and --server", err)
@@ -104,6 +109,9 @@ func post(a *app, url string, request, answer any) ([]byte, error) {
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return nil, fmt.Errorf("read the index's answer: %w", err)
+	}
+	if resp.StatusCode == http.StatusUnauthorized {
+		return nil, errNoToken
 	}
 	if resp.StatusCode != http.StatusOK {
 		var problem struct{ Error string }
@@ -125,6 +133,9 @@ func printAnswer(out io.Writer, answer *prefix.Answer) error {
 		var tiers []string
 		for _, t := range m.Tiers {
 			tiers = append(tiers, fmt.Sprintf("%s %d", t.Tier, t.Blocks))
+		}
+		if m.MatchedBy == "engine_hash" {
+			tiers = append(tiers, "some by engine hash")
 		}
 		fmt.Fprintf(w, "%v\t%v\t%d\t%d of %d\t%d\t%s\n", m.Source, m.State, m.Tokens, m.Blocks, m.BlockSize, m.DeviceTokens, strings.Join(tiers, ", "))
 		if m.Reach != nil {

@@ -44,6 +44,7 @@ type cli struct {
 	Bench   benchCmd   `cmd:"" help:"Measure."`
 	Version versionCmd `cmd:"" help:"Print versions."`
 
+	CurveKeys   curveKeysCmd   `cmd:"" help:"Make keys for ZeroMQ sockets whose both ends are ours."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask whether the roles of a process here are ready."`
 
 	Engine        engineCmd        `cmd:"" hidden:"" help:"A simulated engine as a process of its own."`

@@ -207,6 +207,8 @@ func TestDemoRunsAndStops(t *testing.T) {
 	}
 	eventually(t, "ready", func() bool { code, _ := ready(); return code == http.StatusOK }, func() string { _, body := ready(); return body })
 
+	alertsFindTheirMetrics(t, admin)
+
 	tail := command(t, "tail", "--nats", nats, "--kind", "stored", "--source", "prefill-*", "--from-start", "--json", "--count", "3")
 	lines := strings.Split(strings.TrimSpace(tail.stdout), "\n")
 	if tail.code != exitOK || len(lines) != 3 {
@@ -232,7 +234,7 @@ func TestDemoRunsAndStops(t *testing.T) {
 	}
 	engine := regexp.MustCompile(`publishes on (tcp://\S+), replays on (\S+)`).FindStringSubmatch(p.output())
 	doctor := command(t, "doctor", "--server", url, "--nats", nats, "--engine", "zmq+"+engine[1]+",replay="+engine[2]+",model=m")
-	if doctor.code != exitOK || strings.Count(doctor.stdout, "ok ") != 5 {
+	if doctor.code != exitOK || strings.Count(doctor.stdout, "ok ") != 5 || !strings.Contains(doctor.stdout, "dialect   vllm, map; hashes uint64") {
 		t.Errorf("doctor: %+v", doctor)
 	}
 

@@ -19,6 +19,8 @@ import (
 
 // askFlags say whom to ask.
 type askFlags struct {
+	clientFlags
+
 	Server     string `help:"Address of a process with the role history or web." default:"http://127.0.0.1:8080" env:"KVSTRATA_SERVER"`
 	ClickHouse string `name:"clickhouse" help:"Ask this ClickHouse itself: clickhouse://…, http://… or unix:///path/clickhouse.sock." placeholder:"URL" env:"KVSTRATA_CLICKHOUSE"`
 	Data       string `help:"Ask the engine that a process with this --data embeds." type:"path" placeholder:"DIR"`
@@ -42,11 +44,18 @@ func (f askFlags) get(ctx context.Context, path string, values url.Values, answe
 	if err != nil {
 		return usagef("--server %q: %w", f.Server, err)
 	}
-	resp, err := http.DefaultClient.Do(req)
+	client, err := f.client(0)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
 	if err != nil {
 		return fmt.Errorf("ask %s: %w; is kvstrata run or demo up there? --data and --clickhouse ask the tables directly", f.Server, err)
 	}
 	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusUnauthorized {
+		return errNoToken
+	}
 	if resp.StatusCode != http.StatusOK {
 		var refused struct{ Error string }
 		if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&refused); err != nil || refused.Error == "" {

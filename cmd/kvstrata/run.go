@@ -16,9 +16,10 @@ type runCmd struct {
 	listenFlags
 	historyFlags
 	storeFlags
+	insecureFlag
 
 	Roles   []string `help:"Roles of this process: subscriber, prefix, history, web, store." default:"subscriber,prefix,history,web" env:"KVSTRATA_ROLES"`
-	Engine  []string `help:"An engine, repeated: zmq+tcp://host:5557,model=NAME[,replay=tcp://host:5558][,instance=NAME][,rank=0][,ranks=1][,topic=PREFIX][,dialect=auto|vllm][,report=new|full][,pool=BLOCKS]." sep:"none" placeholder:"ENGINE" env:"KVSTRATA_ENGINE"`
+	Engine  []string `help:"An engine, repeated: zmq+tcp://host:5557,model=NAME[,replay=tcp://host:5558][,instance=NAME][,rank=0][,ranks=1][,topic=PREFIX][,dialect=NAME][,report=new|full][,pool=BLOCKS][,curve=FILE][,hash=SCHEME][,hash-seed=SEED]; or trtllm+http://…, dynamo+file://…: docs/configuration.md." sep:"none" placeholder:"ENGINE" env:"KVSTRATA_ENGINE"`
 	Engines string   `help:"A file of engines, one a line." type:"path" env:"KVSTRATA_ENGINES"`
 	Data    string   `help:"Folder of the embedded NATS server and the embedded ClickHouse engine; kept." type:"path" placeholder:"DIR" env:"KVSTRATA_DATA"`
 }
@@ -28,7 +29,7 @@ func (runCmd) Help() string {
 	return `Example:
 
   kvstrata run --engine zmq+tcp://10.0.0.5:5557,replay=tcp://10.0.0.5:5558,model=meta/Llama-3.1-8B
-  kvstrata run --roles prefix --nats nats://10.0.0.9:4222 --listen 0.0.0.0:8080
+  kvstrata run --roles prefix --nats nats://10.0.0.9:4222 --nats-creds kvstrata.creds --listen 0.0.0.0:8080 --token-file tokens --tls-cert cert.pem --tls-key key.pem
   kvstrata run --roles store --nats nats://10.0.0.9:4222 --store redis://10.0.0.7:6379/0 --store-model meta/Llama-3.1-8B`
 }
 
@@ -41,6 +42,17 @@ var (
 func (c *runCmd) Run(a *app) error {
 	engines, err := c.engines()
 	if err != nil {
+		return err
+	}
+	entrances := c.listenFlags.entrances()
+	if c.NATS == "" {
+		nats, err := c.entrance(c.NATSListen)
+		if err != nil {
+			return err
+		}
+		entrances = append(entrances, nats)
+	}
+	if err := c.check(entrances...); err != nil {
 		return err
 	}
 	dir := c.Data

@@ -12,6 +12,7 @@ import (
 	"kvstrata/bus"
 	"kvstrata/connector"
 	"kvstrata/connector/transports"
+	"kvstrata/curve"
 	"kvstrata/event"
 	"kvstrata/publisher"
 	"kvstrata/sim"
@@ -27,6 +28,7 @@ type simSpec struct {
 	Form       string `help:"Encoding of the events." enum:"map,array" default:"map"`
 	Events     string `help:"Where events are published." default:"tcp://127.0.0.1:*"`
 	Replay     string `help:"Where they are replayed." default:"tcp://127.0.0.1:*"`
+	Curve      string `help:"Keys that protect both sockets; kvstrata curve-keys makes them." type:"path" placeholder:"FILE" env:"KVSTRATA_CURVE"`
 	HashKey    string `help:"Key of the prefix hashes." env:"KVSTRATA_HASH_KEY"`
 	Transfer   string `name:"kv-transfer-config" help:"The connector, as vLLM's flag of this name has it; without one there is none." placeholder:"JSON" env:"KVSTRATA_KV_TRANSFER_CONFIG"`
 }
@@ -45,6 +47,13 @@ func newSimEngine(a *app, b *bus.Bus, metrics prometheus.Registerer, spec simSpe
 	cfg.Endpoint, cfg.Replay, cfg.Topic = spec.Events, spec.Replay, "kv@"+spec.Name+"@"+spec.Model
 	if err := cfg.Form.UnmarshalText([]byte(spec.Form)); err != nil {
 		return nil, err
+	}
+	if spec.Curve != "" {
+		keys, err := curve.ReadPublisher(spec.Curve)
+		if err != nil {
+			return nil, usagef("--curve: %w", err)
+		}
+		cfg.Keys = keys
 	}
 	socket, err := publisher.NewZMQ(cfg, a.log)
 	if err != nil {

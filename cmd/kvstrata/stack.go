@@ -24,9 +24,10 @@ import (
 
 // natsFlags say which NATS to use.
 type natsFlags struct {
+	natsLogin
+
 	NATS         string        `name:"nats" help:"NATS servers, comma-separated. Empty: a server is embedded." placeholder:"URL" env:"KVSTRATA_NATS"`
 	NATSListen   string        `name:"nats-listen" help:"Address of the embedded NATS server; port 0 takes a free one." default:"127.0.0.1:4222" env:"KVSTRATA_NATS_LISTEN"`
-	NATSCreds    string        `name:"nats-creds" help:"NATS credentials file." type:"path" env:"KVSTRATA_NATS_CREDS"`
 	NATSReplicas int           `name:"nats-replicas" help:"Replicas of streams and buckets." default:"1" env:"KVSTRATA_NATS_REPLICAS"`
 	NATSMaxAge   time.Duration `name:"nats-max-age" help:"How long the event stream keeps messages." default:"24h" env:"KVSTRATA_NATS_MAX_AGE"`
 	NATSMaxBytes int64         `name:"nats-max-bytes" help:"How many bytes the event stream keeps." default:"8589934592" env:"KVSTRATA_NATS_MAX_BYTES"`
@@ -34,10 +35,13 @@ type natsFlags struct {
 }
 
 func (f natsFlags) config() bus.Config {
-	return bus.Config{
-		URL: f.NATS, Credentials: f.NATSCreds, Replicas: f.NATSReplicas, MaxAge: f.NATSMaxAge, MaxBytes: f.NATSMaxBytes,
-		LeaseTTL: f.LeaseTTL,
+	cfg := bus.Config{
+		URL: f.NATS, Replicas: f.NATSReplicas, MaxAge: f.NATSMaxAge, MaxBytes: f.NATSMaxBytes, LeaseTTL: f.LeaseTTL,
 	}
+	if f.NATS == "" { // the login is the embedded server's
+		return cfg
+	}
+	return f.client(cfg)
 }
 
 // edgeFlags say what of prompts may pass.
@@ -55,11 +59,29 @@ func (f edgeFlags) subscriber() subscriber.Config {
 
 // listenFlags say where the process is reached.
 type listenFlags struct {
-	Listen string `help:"Address of the API." default:"127.0.0.1:8080" env:"KVSTRATA_LISTEN"`
-	Admin  string `help:"Address of health, metrics and profiles." default:"127.0.0.1:8081" env:"KVSTRATA_ADMIN"`
+	Listen    string `help:"Address of the API." default:"127.0.0.1:8080" env:"KVSTRATA_LISTEN"`
+	Admin     string `help:"Address of health, metrics and profiles." default:"127.0.0.1:8081" env:"KVSTRATA_ADMIN"`
+	TokenFile string `help:"File of tokens, one a line, one of which every request must show; or $KVSTRATA_TOKEN holds one." type:"path" placeholder:"FILE" env:"KVSTRATA_TOKEN_FILE"`
+	TLSCert   string `name:"tls-cert" help:"Certificate in PEM of both listeners." type:"path" placeholder:"FILE" env:"KVSTRATA_TLS_CERT"`
+	TLSKey    string `name:"tls-key" help:"The key of --tls-cert." type:"path" placeholder:"FILE" env:"KVSTRATA_TLS_KEY"`
 }
 
-func (f listenFlags) config() server.Config { return server.Config{Listen: f.Listen, Admin: f.Admin} }
+func (f listenFlags) config() server.Config {
+	return server.Config{
+		Listen: f.Listen, Admin: f.Admin, TokenFile: f.TokenFile, Token: server.Secret(os.Getenv(server.TokenVariable)),
+		TLSCert: f.TLSCert, TLSKey: f.TLSKey,
+	}
+}
+
+// child returns the arguments with which a process of ours has the same door.
+func (f listenFlags) child() (args []string) {
+	for flag, value := range map[string]string{"--token-file": f.TokenFile, "--tls-cert": f.TLSCert, "--tls-key": f.TLSKey} {
+		if value != "" {
+			args = append(args, flag, value)
+		}
+	}
+	return args
+}
 
 // stack is the roles of one process around one bus. Whoever makes it closes it.
 type stack struct {
@@ -72,7 +94,8 @@ type stack struct {
 	consumer  *subscriber.Consumer // of the index
 	observers []func(*event.Message)
 	sub       *subscriber.Subscriber
-	engine    *embedded.Engine // nil where a real ClickHouse is used
+	wrap      func(event.Source, subscriber.Stream) subscriber.Stream // what a benchmark puts round a stream; nil for nothing
+	engine    *embedded.Engine                                        // nil where a real ClickHouse is used
 	writer    *history.Writer
 	reader    *history.Reader
 	watch     *historyWatch
@@ -97,9 +120,9 @@ func newStack(a *app, flags natsFlags, dir string) (*stack, error) {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fmt.Errorf("make data folder: %w; choose another with --data", err)
 		}
-		srvCfg, err := bus.ListenAt(flags.NATSListen)
+		srvCfg, err := flags.server(flags.NATSListen)
 		if err != nil {
-			return nil, usagef("--nats-listen %q: %w", flags.NATSListen, err)
+			return nil, err
 		}
 		srvCfg.Dir = dir
 		srv, err := bus.StartServer(srvCfg, a.log)
@@ -180,7 +203,11 @@ func (x observedIndex) Apply(ctx context.Context, m *event.Message) (event.Diges
 // addSubscriber adds the subscriber of engines.
 func (s *stack) addSubscriber(cfg subscriber.Config, engines []subscriber.EngineConfig) error {
 	open := func(source event.Source, fence event.Fence) subscriber.Stream {
-		return publisher.NewStream(publisher.DefaultStreamConfig(), s.bus, source, fence, s.app.log)
+		stream := publisher.NewStream(publisher.DefaultStreamConfig(), s.bus, source, fence, s.app.log)
+		if s.wrap != nil {
+			return s.wrap(source, stream)
+		}
+		return stream
 	}
 	sub, err := subscriber.New(cfg, engines, s.bus, open, s.app.log, s.registry)
 	if err != nil {
@@ -201,6 +228,9 @@ func (s *stack) addSubscriber(cfg subscriber.Config, engines []subscriber.Engine
 func (s *stack) listen(flags listenFlags) error {
 	if err := flags.config().Validate(); err != nil {
 		return usagef("%w", err)
+	}
+	if flags.config().Guarded() && flags.TLSCert == "" && (reachable(flags.Listen) || reachable(flags.Admin)) {
+		s.app.log.Warn("tokens travel in the clear: give --tls-cert and --tls-key, or have something in front that speaks TLS")
 	}
 	srv, err := server.New(flags.config(), s.handlers, s.ready, s.registry, s.app.log)
 	if err != nil {

@@ -144,11 +144,16 @@ func (s *supervisor) where(ctx context.Context, role, what string) string {
 
 // addProcesses adds a process for each role to what the stack runs.
 func (c *demoCmd) addProcesses(s *stack, sup *supervisor, engines *demoEngines, flags natsFlags, dir string) error {
-	common := []string{
-		"--nats", s.nats.URL(), "--nats-max-age", flags.NATSMaxAge.String(), "--nats-max-bytes", fmt.Sprint(flags.NATSMaxBytes),
+	login, err := c.natsLogin.child(s.nats.URL())
+	if err != nil {
+		return err
+	}
+	common := slices.Concat(login, c.listenFlags.child(), []string{
+		"--nats-max-age", flags.NATSMaxAge.String(), "--nats-max-bytes", fmt.Sprint(flags.NATSMaxBytes),
 		"--lease-ttl", flags.LeaseTTL.String(), "--data", dir,
 		"--clickhouse-memory", fmt.Sprint(c.Memory), "--log-json=" + strconv.FormatBool(s.app.logJSON),
-	}
+		"--insecure=" + strconv.FormatBool(c.Insecure),
+	})
 	if c.CHDB != "" {
 		common = append(common, "--chdb", c.CHDB)
 	}

@@ -10,16 +10,19 @@ import (
 
 	"kvstrata/bus"
 	"kvstrata/event"
+	"kvstrata/publisher"
 )
 
 type tailCmd struct {
+	natsLogin
+
 	NATS      string   `name:"nats" help:"NATS servers, comma-separated." default:"nats://127.0.0.1:4222" env:"KVSTRATA_NATS"`
-	NATSCreds string   `name:"nats-creds" help:"NATS credentials file." type:"path" env:"KVSTRATA_NATS_CREDS"`
 	Source    string   `help:"Only sources whose instance or model matches this pattern, as 'prefill-*'." placeholder:"GLOB"`
 	Kind      []string `help:"Only these kinds: STORED, EVICTED, LOADED, CLEARED." placeholder:"KIND"`
 	Hash      string   `help:"Only events about this block: an engine's hash or a prefix hash, in hexadecimal." placeholder:"HEX"`
 	FromStart bool     `help:"From the oldest message that NATS holds, not from now."`
 	JSON      bool     `name:"json" help:"One JSON object a line."`
+	Dynamo    bool     `help:"Lines as Dynamo's recorder writes them. The subscriber must keep tokens (--tokens=keep) and have no --hash-key; --kind and --hash do nothing."`
 	Count     int      `help:"End after so many events; 0: never." default:"0"`
 }
 
@@ -44,8 +47,11 @@ func (c *tailCmd) Run(a *app) error {
 	if _, err := path.Match(c.Source, ""); err != nil {
 		return usagef("--source %q: %w", c.Source, err)
 	}
-	cfg := bus.DefaultConfig()
-	cfg.URL, cfg.Credentials = c.NATS, c.NATSCreds
+	cfg := c.client(bus.DefaultConfig())
+	cfg.URL = c.NATS
+	if err := cfg.Validate(); err != nil {
+		return usagef("%w", err)
+	}
 	b, err := bus.Attach(a.ctx, cfg, "kvstrata tail", a.log)
 	if a.ctx.Err() != nil {
 		return nil
@@ -73,6 +79,7 @@ func (c *tailCmd) Run(a *app) error {
 func (c *tailCmd) follow(a *app, reader *bus.Reader, kinds map[event.Kind]bool) error {
 	var dec event.Decoder
 	enc := json.NewEncoder(a.stdout)
+	recorder := publisher.NewDynamoRecorder(a.stdout)
 	printed := 0
 	for {
 		d, err := reader.Next(a.ctx)
@@ -97,6 +104,19 @@ func (c *tailCmd) follow(a *app, reader *bus.Reader, kinds map[event.Kind]bool) 
 			continue
 		}
 		m := event.Message{Source: d.Source, Epoch: d.Head.Epoch, Fence: d.Head.Fence, Batches: batches}
+		if c.Dynamo {
+			before := recorder.Unwritten
+			if err := recorder.Write(&m); err != nil {
+				return err
+			}
+			if before == 0 && recorder.Unwritten > 0 {
+				a.log.Warn("blocks without tokens can't be written for Dynamo; start the subscriber with --tokens=keep")
+			}
+			if printed = recorder.Written; c.Count > 0 && printed >= c.Count {
+				return nil
+			}
+			continue
+		}
 		for _, line := range m.Lines() {
 			if len(kinds) > 0 && !kinds[line.Kind] || !c.about(&line) {
 				continue

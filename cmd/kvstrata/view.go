@@ -67,8 +67,8 @@ type remoteView struct {
 	known map[event.Source]uint64
 }
 
-func newRemoteView(s *supervisor) *remoteView {
-	return &remoteView{supervisor: s, client: &http.Client{Timeout: time.Minute}, known: make(map[event.Source]uint64)}
+func newRemoteView(s *supervisor, client *http.Client) *remoteView {
+	return &remoteView{supervisor: s, client: client, known: make(map[event.Source]uint64)}
 }
 
 func (v *remoteView) url(ctx context.Context) string { return v.supervisor.url(ctx, "web") }

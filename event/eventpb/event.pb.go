@@ -737,6 +737,9 @@ type Status struct {
 	Counters      []*Counter             `protobuf:"bytes,14,rep,name=counters,proto3" json:"counters,omitempty"`
 	Groups        []*Group               `protobuf:"bytes,15,rep,name=groups,proto3" json:"groups,omitempty"`
 	Withdrawn     bool                   `protobuf:"varint,16,opt,name=withdrawn,proto3" json:"withdrawn,omitempty"`
+	HashScheme    string                 `protobuf:"bytes,17,opt,name=hash_scheme,json=hashScheme,proto3" json:"hash_scheme,omitempty"` // how the engine names its blocks: sha256 sha256_cbor xxhash xxhash_cbor sglang; empty = not known
+	HashSeed      string                 `protobuf:"bytes,18,opt,name=hash_seed,json=hashSeed,proto3" json:"hash_seed,omitempty"`       // PYTHONHASHSEED, or root:HEX
+	Contract      *Contract              `protobuf:"bytes,19,opt,name=contract,proto3" json:"contract,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -883,6 +886,205 @@ func (x *Status) GetWithdrawn() bool {
 	return false
 }
 
+func (x *Status) GetHashScheme() string {
+	if x != nil {
+		return x.HashScheme
+	}
+	return ""
+}
+
+func (x *Status) GetHashSeed() string {
+	if x != nil {
+		return x.HashSeed
+	}
+	return ""
+}
+
+func (x *Status) GetContract() *Contract {
+	if x != nil {
+		return x.Contract
+	}
+	return nil
+}
+
+// Contract is what a source's stream was seen to be.
+type Contract struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Forms         []string               `protobuf:"bytes,1,rep,name=forms,proto3" json:"forms,omitempty"`   // how events are encoded: array, map, json
+	Fields        []string               `protobuf:"bytes,2,rep,name=fields,proto3" json:"fields,omitempty"` // what they tell, as BlockStored.block_hashes
+	Hashes        []string               `protobuf:"bytes,3,rep,name=hashes,proto3" json:"hashes,omitempty"` // what block hashes are: uint64, int64, or bytes and how many
+	Media         []string               `protobuf:"bytes,4,rep,name=media,proto3" json:"media,omitempty"`   // where blocks were said to be, in the source's words
+	Check         *HashCheck             `protobuf:"bytes,5,opt,name=check,proto3" json:"check,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Contract) Reset() {
+	*x = Contract{}
+	mi := &file_event_eventpb_event_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Contract) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Contract) ProtoMessage() {}
+
+func (x *Contract) ProtoReflect() protoreflect.Message {
+	mi := &file_event_eventpb_event_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Contract.ProtoReflect.Descriptor instead.
+func (*Contract) Descriptor() ([]byte, []int) {
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Contract) GetForms() []string {
+	if x != nil {
+		return x.Forms
+	}
+	return nil
+}
+
+func (x *Contract) GetFields() []string {
+	if x != nil {
+		return x.Fields
+	}
+	return nil
+}
+
+func (x *Contract) GetHashes() []string {
+	if x != nil {
+		return x.Hashes
+	}
+	return nil
+}
+
+func (x *Contract) GetMedia() []string {
+	if x != nil {
+		return x.Media
+	}
+	return nil
+}
+
+func (x *Contract) GetCheck() *HashCheck {
+	if x != nil {
+		return x.Check
+	}
+	return nil
+}
+
+// HashCheck is what recomputing a source's block hashes from its tokens has found.
+type HashCheck struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Verdict       uint32                 `protobuf:"varint,1,opt,name=verdict,proto3" json:"verdict,omitempty"`   // 0 not told 1 unknown 2 verified 3 differs
+	Scheme        string                 `protobuf:"bytes,2,opt,name=scheme,proto3" json:"scheme,omitempty"`      // empty: none is known to explain them
+	Seed          string                 `protobuf:"bytes,3,opt,name=seed,proto3" json:"seed,omitempty"`          // which one: default, 0, random, configured
+	Keys          string                 `protobuf:"bytes,4,opt,name=keys,proto3" json:"keys,omitempty"`          // how extra keys enter the hash: plain or tagged
+	Verified      uint64                 `protobuf:"varint,5,opt,name=verified,proto3" json:"verified,omitempty"` // blocks whose hash is the computed one
+	Differ        uint64                 `protobuf:"varint,6,opt,name=differ,proto3" json:"differ,omitempty"`     // blocks whose hash is not
+	Skipped       uint64                 `protobuf:"varint,7,opt,name=skipped,proto3" json:"skipped,omitempty"`   // blocks that were not compared
+	Reason        string                 `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HashCheck) Reset() {
+	*x = HashCheck{}
+	mi := &file_event_eventpb_event_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HashCheck) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HashCheck) ProtoMessage() {}
+
+func (x *HashCheck) ProtoReflect() protoreflect.Message {
+	mi := &file_event_eventpb_event_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HashCheck.ProtoReflect.Descriptor instead.
+func (*HashCheck) Descriptor() ([]byte, []int) {
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *HashCheck) GetVerdict() uint32 {
+	if x != nil {
+		return x.Verdict
+	}
+	return 0
+}
+
+func (x *HashCheck) GetScheme() string {
+	if x != nil {
+		return x.Scheme
+	}
+	return ""
+}
+
+func (x *HashCheck) GetSeed() string {
+	if x != nil {
+		return x.Seed
+	}
+	return ""
+}
+
+func (x *HashCheck) GetKeys() string {
+	if x != nil {
+		return x.Keys
+	}
+	return ""
+}
+
+func (x *HashCheck) GetVerified() uint64 {
+	if x != nil {
+		return x.Verified
+	}
+	return 0
+}
+
+func (x *HashCheck) GetDiffer() uint64 {
+	if x != nil {
+		return x.Differ
+	}
+	return 0
+}
+
+func (x *HashCheck) GetSkipped() uint64 {
+	if x != nil {
+		return x.Skipped
+	}
+	return 0
+}
+
+func (x *HashCheck) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // CheckpointHeader is the first part of a checkpoint object; parts of Entries follow. Each part is preceded by its
 // length as a varint.
 type CheckpointHeader struct {
@@ -911,7 +1113,7 @@ type CheckpointHeader struct {
 
 func (x *CheckpointHeader) Reset() {
 	*x = CheckpointHeader{}
-	mi := &file_event_eventpb_event_proto_msgTypes[6]
+	mi := &file_event_eventpb_event_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -923,7 +1125,7 @@ func (x *CheckpointHeader) String() string {
 func (*CheckpointHeader) ProtoMessage() {}
 
 func (x *CheckpointHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_event_eventpb_event_proto_msgTypes[6]
+	mi := &file_event_eventpb_event_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -936,7 +1138,7 @@ func (x *CheckpointHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointHeader.ProtoReflect.Descriptor instead.
 func (*CheckpointHeader) Descriptor() ([]byte, []int) {
-	return file_event_eventpb_event_proto_rawDescGZIP(), []int{6}
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CheckpointHeader) GetSource() string {
@@ -1085,7 +1287,7 @@ type Entries struct {
 
 func (x *Entries) Reset() {
 	*x = Entries{}
-	mi := &file_event_eventpb_event_proto_msgTypes[7]
+	mi := &file_event_eventpb_event_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1097,7 +1299,7 @@ func (x *Entries) String() string {
 func (*Entries) ProtoMessage() {}
 
 func (x *Entries) ProtoReflect() protoreflect.Message {
-	mi := &file_event_eventpb_event_proto_msgTypes[7]
+	mi := &file_event_eventpb_event_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1110,7 +1312,7 @@ func (x *Entries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entries.ProtoReflect.Descriptor instead.
 func (*Entries) Descriptor() ([]byte, []int) {
-	return file_event_eventpb_event_proto_rawDescGZIP(), []int{7}
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Entries) GetNames() []string {
@@ -1200,7 +1402,7 @@ type Transfers struct {
 
 func (x *Transfers) Reset() {
 	*x = Transfers{}
-	mi := &file_event_eventpb_event_proto_msgTypes[8]
+	mi := &file_event_eventpb_event_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1212,7 +1414,7 @@ func (x *Transfers) String() string {
 func (*Transfers) ProtoMessage() {}
 
 func (x *Transfers) ProtoReflect() protoreflect.Message {
-	mi := &file_event_eventpb_event_proto_msgTypes[8]
+	mi := &file_event_eventpb_event_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1225,7 +1427,7 @@ func (x *Transfers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Transfers.ProtoReflect.Descriptor instead.
 func (*Transfers) Descriptor() ([]byte, []int) {
-	return file_event_eventpb_event_proto_rawDescGZIP(), []int{8}
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Transfers) GetTransfers() []*Transfer {
@@ -1258,7 +1460,7 @@ type Transfer struct {
 
 func (x *Transfer) Reset() {
 	*x = Transfer{}
-	mi := &file_event_eventpb_event_proto_msgTypes[9]
+	mi := &file_event_eventpb_event_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1270,7 +1472,7 @@ func (x *Transfer) String() string {
 func (*Transfer) ProtoMessage() {}
 
 func (x *Transfer) ProtoReflect() protoreflect.Message {
-	mi := &file_event_eventpb_event_proto_msgTypes[9]
+	mi := &file_event_eventpb_event_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1283,7 +1485,7 @@ func (x *Transfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Transfer.ProtoReflect.Descriptor instead.
 func (*Transfer) Descriptor() ([]byte, []int) {
-	return file_event_eventpb_event_proto_rawDescGZIP(), []int{9}
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Transfer) GetKind() uint32 {
@@ -1464,7 +1666,7 @@ const file_event_eventpb_event_proto_rawDesc = "" +
 	"\aCounter\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x18\n" +
-	"\aexample\x18\x03 \x01(\tR\aexample\"\xde\x03\n" +
+	"\aexample\x18\x03 \x01(\tR\aexample\"\xd5\x04\n" +
 	"\x06Status\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x14\n" +
 	"\x05fence\x18\x02 \x01(\x04R\x05fence\x12\x10\n" +
@@ -1482,7 +1684,26 @@ const file_event_eventpb_event_proto_rawDesc = "" +
 	"\x06stores\x18\r \x03(\tR\x06stores\x126\n" +
 	"\bcounters\x18\x0e \x03(\v2\x1a.kvstrata.event.v1.CounterR\bcounters\x120\n" +
 	"\x06groups\x18\x0f \x03(\v2\x18.kvstrata.event.v1.GroupR\x06groups\x12\x1c\n" +
-	"\twithdrawn\x18\x10 \x01(\bR\twithdrawn\"\xb9\x04\n" +
+	"\twithdrawn\x18\x10 \x01(\bR\twithdrawn\x12\x1f\n" +
+	"\vhash_scheme\x18\x11 \x01(\tR\n" +
+	"hashScheme\x12\x1b\n" +
+	"\thash_seed\x18\x12 \x01(\tR\bhashSeed\x127\n" +
+	"\bcontract\x18\x13 \x01(\v2\x1b.kvstrata.event.v1.ContractR\bcontract\"\x9a\x01\n" +
+	"\bContract\x12\x14\n" +
+	"\x05forms\x18\x01 \x03(\tR\x05forms\x12\x16\n" +
+	"\x06fields\x18\x02 \x03(\tR\x06fields\x12\x16\n" +
+	"\x06hashes\x18\x03 \x03(\tR\x06hashes\x12\x14\n" +
+	"\x05media\x18\x04 \x03(\tR\x05media\x122\n" +
+	"\x05check\x18\x05 \x01(\v2\x1c.kvstrata.event.v1.HashCheckR\x05check\"\xcb\x01\n" +
+	"\tHashCheck\x12\x18\n" +
+	"\averdict\x18\x01 \x01(\rR\averdict\x12\x16\n" +
+	"\x06scheme\x18\x02 \x01(\tR\x06scheme\x12\x12\n" +
+	"\x04seed\x18\x03 \x01(\tR\x04seed\x12\x12\n" +
+	"\x04keys\x18\x04 \x01(\tR\x04keys\x12\x1a\n" +
+	"\bverified\x18\x05 \x01(\x04R\bverified\x12\x16\n" +
+	"\x06differ\x18\x06 \x01(\x04R\x06differ\x12\x18\n" +
+	"\askipped\x18\a \x01(\x04R\askipped\x12\x16\n" +
+	"\x06reason\x18\b \x01(\tR\x06reason\"\xb9\x04\n" +
 	"\x10CheckpointHeader\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x14\n" +
@@ -1551,7 +1772,7 @@ func file_event_eventpb_event_proto_rawDescGZIP() []byte {
 	return file_event_eventpb_event_proto_rawDescData
 }
 
-var file_event_eventpb_event_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_event_eventpb_event_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_event_eventpb_event_proto_goTypes = []any{
 	(*Batches)(nil),          // 0: kvstrata.event.v1.Batches
 	(*Ledger)(nil),           // 1: kvstrata.event.v1.Ledger
@@ -1559,24 +1780,28 @@ var file_event_eventpb_event_proto_goTypes = []any{
 	(*Group)(nil),            // 3: kvstrata.event.v1.Group
 	(*Counter)(nil),          // 4: kvstrata.event.v1.Counter
 	(*Status)(nil),           // 5: kvstrata.event.v1.Status
-	(*CheckpointHeader)(nil), // 6: kvstrata.event.v1.CheckpointHeader
-	(*Entries)(nil),          // 7: kvstrata.event.v1.Entries
-	(*Transfers)(nil),        // 8: kvstrata.event.v1.Transfers
-	(*Transfer)(nil),         // 9: kvstrata.event.v1.Transfer
+	(*Contract)(nil),         // 6: kvstrata.event.v1.Contract
+	(*HashCheck)(nil),        // 7: kvstrata.event.v1.HashCheck
+	(*CheckpointHeader)(nil), // 8: kvstrata.event.v1.CheckpointHeader
+	(*Entries)(nil),          // 9: kvstrata.event.v1.Entries
+	(*Transfers)(nil),        // 10: kvstrata.event.v1.Transfers
+	(*Transfer)(nil),         // 11: kvstrata.event.v1.Transfer
 }
 var file_event_eventpb_event_proto_depIdxs = []int32{
-	2, // 0: kvstrata.event.v1.Ledger.holes:type_name -> kvstrata.event.v1.Hole
-	1, // 1: kvstrata.event.v1.Status.ledger:type_name -> kvstrata.event.v1.Ledger
-	4, // 2: kvstrata.event.v1.Status.counters:type_name -> kvstrata.event.v1.Counter
-	3, // 3: kvstrata.event.v1.Status.groups:type_name -> kvstrata.event.v1.Group
-	1, // 4: kvstrata.event.v1.CheckpointHeader.ledger:type_name -> kvstrata.event.v1.Ledger
-	3, // 5: kvstrata.event.v1.CheckpointHeader.groups:type_name -> kvstrata.event.v1.Group
-	9, // 6: kvstrata.event.v1.Transfers.transfers:type_name -> kvstrata.event.v1.Transfer
-	7, // [7:7] is the sub-list for method output_type
-	7, // [7:7] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	2,  // 0: kvstrata.event.v1.Ledger.holes:type_name -> kvstrata.event.v1.Hole
+	1,  // 1: kvstrata.event.v1.Status.ledger:type_name -> kvstrata.event.v1.Ledger
+	4,  // 2: kvstrata.event.v1.Status.counters:type_name -> kvstrata.event.v1.Counter
+	3,  // 3: kvstrata.event.v1.Status.groups:type_name -> kvstrata.event.v1.Group
+	6,  // 4: kvstrata.event.v1.Status.contract:type_name -> kvstrata.event.v1.Contract
+	7,  // 5: kvstrata.event.v1.Contract.check:type_name -> kvstrata.event.v1.HashCheck
+	1,  // 6: kvstrata.event.v1.CheckpointHeader.ledger:type_name -> kvstrata.event.v1.Ledger
+	3,  // 7: kvstrata.event.v1.CheckpointHeader.groups:type_name -> kvstrata.event.v1.Group
+	11, // 8: kvstrata.event.v1.Transfers.transfers:type_name -> kvstrata.event.v1.Transfer
+	9,  // [9:9] is the sub-list for method output_type
+	9,  // [9:9] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_event_eventpb_event_proto_init() }
@@ -1590,7 +1815,7 @@ func file_event_eventpb_event_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_event_eventpb_event_proto_rawDesc), len(file_event_eventpb_event_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -57,6 +57,8 @@ func (s *Set) Judge(b *event.Batch) {
 			s.judgeStored(b, ev)
 		case event.Evicted:
 			s.judgeEvicted(b, ev)
+		case event.Loaded:
+			s.nameLoaded(ev)
 		case event.Cleared:
 			s.Clear()
 		}
@@ -83,10 +85,11 @@ func (s *Set) chainOf(b *event.Batch, ev *event.Event) chain {
 	if ev.Eagle {
 		c.window++
 	}
-	if len(ev.Blocks) == 0 || len(ev.Tokens) == 0 {
+	told := len(ev.Locals) > 0 && len(ev.Locals) == len(ev.Blocks) && c.size > 0
+	if len(ev.Blocks) == 0 || len(ev.Tokens) == 0 && !told {
 		return c
 	}
-	if want := (len(ev.Blocks)-1)*c.size + c.window; c.size == 0 || len(ev.Tokens) != want {
+	if want := (len(ev.Blocks)-1)*c.size + c.window; !told && (c.size == 0 || len(ev.Tokens) != want) {
 		s.note(tokensDiffer, b, ev.Blocks[0].Hash)
 		return c
 	}
@@ -156,14 +159,22 @@ func (s *Set) judgeStored(b *event.Batch, ev *event.Event) {
 	}
 }
 
-// hashBlock names block i of a run, or keeps its local hash until its parent is named. at is its record, −1 for none.
-func (s *Set) hashBlock(b *event.Batch, ev *event.Event, c *chain, i int, at int32) {
-	bl := &ev.Blocks[i]
+// local returns the local hash of block i of a run.
+func (c *chain) local(ev *event.Event, i int) uint64 {
+	if len(ev.Locals) > 0 {
+		return ev.Locals[i]
+	}
 	seed := c.seed
 	if i < len(ev.Terms) {
 		seed += ev.Terms[i]
 	}
-	local := event.LocalHash(ev.Tokens[i*c.size:i*c.size+c.window], seed)
+	return event.LocalHash(ev.Tokens[i*c.size:i*c.size+c.window], seed)
+}
+
+// hashBlock names block i of a run, or keeps its local hash until its parent is named. at is its record, −1 for none.
+func (s *Set) hashBlock(b *event.Batch, ev *event.Event, c *chain, i int, at int32) {
+	bl := &ev.Blocks[i]
+	local := c.local(ev, i)
 	if c.rooted {
 		c.parent = event.Chain(c.parent, local)
 		bl.Prefix = c.parent
@@ -227,6 +238,9 @@ func (s *Set) describe(at int32, ev *event.Event, i int, seed uint64) {
 }
 
 func (s *Set) judgeEvicted(b *event.Batch, ev *event.Event) {
+	if ev.Tier == event.AnyTier {
+		ev.Tier = s.whereabouts(ev)
+	}
 	tier, known := s.tierNumber(ev.Tier)
 	for i := range ev.Blocks {
 		bl := &ev.Blocks[i]
@@ -248,6 +262,26 @@ func (s *Set) judgeEvicted(b *event.Batch, ev *event.Event) {
 			bl.Copies = int32(min(left, 1<<31-1))
 		}
 		bl.Age = event.Age(stored, b.Time)
+	}
+}
+
+// whereabouts returns the tier in which the first block of a run has a copy, GPU when it has none.
+func (s *Set) whereabouts(ev *event.Event) event.Tier {
+	if len(ev.Blocks) > 0 {
+		if at, ok := s.index.get(key{ev.Blocks[0].Hash, ev.Group.Index()}); ok && s.slab.resident(at) {
+			return s.tiers[s.slab.at(at).first.tier].Tier
+		}
+	}
+	return event.GPU
+}
+
+// nameLoaded fills in the names that the blocks of a LOADED have.
+func (s *Set) nameLoaded(ev *event.Event) {
+	for i := range ev.Blocks {
+		bl := &ev.Blocks[i]
+		if at, ok := s.index.get(key{bl.Hash, ev.Group.Index()}); ok && bl.Prefix == 0 {
+			bl.Prefix = s.slab.at(at).prefix
+		}
 	}
 }
 

@@ -189,6 +189,20 @@ func (s *Set) Copied(h event.BlockHash, g event.Group, tier event.Tier) uint32 {
 	return s.slab.copies(i, t)
 }
 
+// AppendTiers appends the tiers that a block lies in, in no order.
+func (s *Set) AppendTiers(dst []event.Tier, h event.BlockHash, g event.Group) []event.Tier {
+	i, ok := s.index.get(key{h, g.Index()})
+	if !ok {
+		return dst
+	}
+	for held := range s.slab.holdings(i) {
+		if held.copies > 0 {
+			dst = append(dst, s.tiers[held.tier].Tier)
+		}
+	}
+	return dst
+}
+
 // Find returns what is known of a block: its names and parent, and the first tier that it lies in, if any.
 func (s *Set) Find(h event.BlockHash, g event.Group) (event.Entry, bool) {
 	i, ok := s.index.get(key{h, g.Index()})

@@ -89,6 +89,22 @@ func TestJudgeNamesARunAndItsContinuation(t *testing.T) {
 	}
 }
 
+func TestAppendTiers(t *testing.T) {
+	s := resident.New(resident.DefaultConfig(), nil)
+	s.Judge(batch(0, stored(0, 1, 11, 212)))
+	second := stored(11, 5, 212)
+	second.Tier = event.CPU
+	s.Judge(batch(1, second, evicted(event.GPU, 11)))
+	for h, want := range map[uint64][]event.Tier{11: nil, 212: {event.GPU, event.CPU}, 13: nil} {
+		got := s.AppendTiers(nil, hash(h), 0)
+		slices.Sort(got)
+		slices.Sort(want)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("block %d:\n%s", h, diff)
+		}
+	}
+}
+
 func TestJudgeCountsCopiesAndAges(t *testing.T) {
 	s := resident.New(resident.DefaultConfig(), nil)
 	s.Judge(batch(0, stored(0, 1, 11)))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 
 	"kvstrata/event"
@@ -70,8 +71,16 @@ func (x *Index) serveLookup(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (x *Index) serveSources(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, map[string]any{"sources": x.Sources()})
+func (x *Index) serveSources(w http.ResponseWriter, r *http.Request) {
+	all := x.Sources()
+	if id := r.URL.Query().Get("source"); id != "" {
+		all = slices.DeleteFunc(all, func(s SourceInfo) bool { return s.Source.Tokens() != id })
+		if len(all) == 0 {
+			writeError(w, http.StatusNotFound, fmt.Errorf("source %q: not known; GET /v1/sources lists them", id))
+			return
+		}
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"sources": all})
 }
 
 // Bounds of GET /v1/prefixes.

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -170,5 +171,15 @@ func TestHTTPAnswersReadBack(t *testing.T) {
 	}
 	if diff := cmp.Diff(x.Sources(), list.Sources); diff != "" {
 		t.Error(diff)
+	}
+	id := list.Sources[0].Source.Tokens()
+	if err := json.Unmarshal(ask(x, "GET", "/v1/sources?source="+url.QueryEscape(id), "").Body.Bytes(), &list); err != nil {
+		t.Fatal(err)
+	}
+	if len(list.Sources) != 1 || list.Sources[0].Source.Tokens() != id {
+		t.Errorf("one source was asked for, and it answered %+v", list.Sources)
+	}
+	if code := ask(x, "GET", "/v1/sources?source=no.such.one.0.engine", "").Code; code != http.StatusNotFound {
+		t.Errorf("a source that nobody knows: %d", code)
 	}
 }

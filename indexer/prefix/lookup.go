@@ -50,6 +50,10 @@ type Match struct {
 	DeviceTokens int    `json:"device_tokens"`
 	Tiers        []Tier `json:"tiers"` // each block counted in its warmest tier
 
+	// MatchedBy is "engine_hash" where blocks were found by what the engine calls them: they have no name, because it told
+	// them without tokens.
+	MatchedBy string `json:"matched_by,omitempty"`
+
 	Reach *Reach `json:"reach,omitempty"` // of an engine whose connector reads from shared stores
 }
 
@@ -112,13 +116,20 @@ func (x *Index) Lookup(r *Request) (*Answer, error) {
 	covers := make(map[coverKey]*cover)
 	now := x.cfg.Clock()
 	beyond := x.reaches(m, r, now)
+	unnamed := x.unnamed(m, r, now)
+	if beyond != nil {
+		beyond.ask(unnamed)
+	}
 	smallest := uint32(0)
-	for v, t := range m.tables {
+	for v := range unnamed.variants(m) {
 		if smallest == 0 || v.blockSize < smallest {
 			smallest = v.blockSize
 		}
-		prefixes := x.prefixes(r, v)
+		t, prefixes := m.tables[v], x.prefixes(r, v)
 		x.walk(t, v, prefixes, covers)
+		for _, u := range unnamed[v] {
+			covers[u.key] = x.cover(u, covers[u.key], t, prefixes)
+		}
 		if beyond != nil {
 			beyond.walk(t, v, prefixes)
 		}
@@ -176,6 +187,9 @@ type cover struct {
 	key   coverKey
 	place int // among the owners of the first block
 	tiers []uint16
+
+	byHash bool // some blocks have no name and were found by engine hash
+	named  int  // blocks before the first of those
 }
 
 // walk goes block by block, and stops at the first block that nobody holds together with all before it.
@@ -254,6 +268,11 @@ func (x *Index) match(s *source, covers map[coverKey]*cover) Match {
 		counts[tier]++
 		if onDevice = onDevice && x.tiers[tier].Warmth() == 0; onDevice {
 			match.DeviceBlocks++
+		}
+	}
+	for i, c := range groups {
+		if c.byHash && match.Blocks*(step/sizes[i]) > c.named {
+			match.MatchedBy = byEngineHash
 		}
 	}
 	match.Tokens, match.DeviceTokens = match.Blocks*step, match.DeviceBlocks*step

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"kvstrata/event"
+	"kvstrata/event/enginehash"
 	"kvstrata/event/resident"
 )
 
@@ -60,6 +61,8 @@ type source struct {
 	started bool
 	seq     event.Seq
 	doubt   string // why the set may not be its publisher's; empty = it is
+	named   uint64 // blocks in tiers that have a name; the set has those without one, too
+	recipe  enginehash.Recipe
 
 	status    event.Status
 	spoken    bool      // status is its publisher's own word
@@ -136,6 +139,7 @@ func (x *Index) source(name event.Source) *source {
 
 // change enters one step of what is visible.
 func (x *Index) change(s *source, c resident.Change) {
+	s.named += uint64(c.Delta) // −1 wraps
 	v := variant{c.BlockSize, c.Eagle}
 	t := s.model.tables[v]
 	if t == nil {
@@ -207,6 +211,15 @@ func (x *Index) tier(name event.Tier) uint16 {
 	return uint16(len(x.tiers) - 1)
 }
 
+// numberOf returns a tier's number, which it has.
+func (x *Index) numberOf(name event.Tier) uint16 {
+	i := slices.Index(x.tiers, name)
+	if i < 0 {
+		panic(fmt.Sprintf("prefix: tier %q has no number", name))
+	}
+	return uint16(i)
+}
+
 // Restore replaces all that is known of a source by a checkpoint object.
 func (x *Index) Restore(_ context.Context, object io.Reader) (*event.Checkpoint, error) {
 	data, err := io.ReadAll(object)
@@ -221,6 +234,7 @@ func (x *Index) Restore(_ context.Context, object io.Reader) (*event.Checkpoint,
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := x.source(head.Source)
+	defer x.numberTiers(s)
 	cp, err := s.set.Load(bytes.NewReader(data))
 	if err != nil {
 		s.set.Reset()
@@ -261,6 +275,7 @@ func (x *Index) Apply(_ context.Context, m *event.Message) (event.Digest, error)
 		s.epoch, s.started, s.seq, s.doubt = m.Epoch, false, 0, ""
 	}
 	s.fence = m.Fence
+	defer x.numberTiers(s)
 	for i := range m.Batches {
 		if err := s.apply(&m.Batches[i]); err != nil {
 			s.doubt = err.Error()
@@ -296,6 +311,9 @@ func (x *Index) Tell(st *event.Status) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := x.source(st.Source)
+	if st.HashScheme != s.status.HashScheme || st.HashSeed != s.status.HashSeed || s.recipe.Scheme == 0 {
+		s.recipe = recipeOf(st)
+	}
 	s.status, s.spoken, s.toldAt = *st, true, x.cfg.Clock()
 }
 

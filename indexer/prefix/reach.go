@@ -37,8 +37,19 @@ type reach struct {
 
 // lane is where each block of a prompt lies within one source, holes included: the rank of its warmest tier, or nowhere.
 type lane struct {
-	groups []uint32 // of the source's that count
-	ranks  []int16
+	groups  []uint32 // of the source's that count
+	ranks   []int16
+	unnamed *unnamed // of the engine's own; nil: every block has a name
+}
+
+// set enters that block i lies in a tier of a rank.
+func (l *lane) set(i int, rank int16) {
+	for len(l.ranks) <= i {
+		l.ranks = append(l.ranks, nowhere)
+	}
+	if l.ranks[i] == nowhere || rank < l.ranks[i] {
+		l.ranks[i] = rank
+	}
 }
 
 const nowhere = int16(-1)
@@ -61,8 +72,9 @@ type reaches struct {
 	byEngine map[uint32]*reach
 	lanes    map[variant][][]*lane // by source
 	stores   map[laneKey]*lane
-	order    []uint16 // tiers from warm to cold; ranks are places in it
-	ranks    []int16  // of each tier
+	asked    map[variant][]*lane // engines' own that are asked by engine hash, too
+	order    []uint16            // tiers from warm to cold; ranks are places in it
+	ranks    []int16             // of each tier
 }
 
 // reaches returns the engines that are to be asked for beyond what they hold themselves; nil when there are none.
@@ -155,6 +167,27 @@ func (a *reaches) add(r *reach, sources int) {
 	}
 }
 
+// ask has the engines' own blocks without a name found by engine hash.
+func (a *reaches) ask(all unnamedBlocks) {
+	for v, list := range all {
+		for _, u := range list {
+			r := a.byEngine[u.source.id]
+			if r == nil {
+				continue
+			}
+			for i, g := range r.groups {
+				if g.Group.Index() == u.key.group && (variant{g.BlockSize, g.Eagle}) == v && r.own[i] != nil {
+					if a.asked == nil {
+						a.asked = make(map[variant][]*lane)
+					}
+					r.own[i].unnamed = u
+					a.asked[v] = append(a.asked[v], r.own[i])
+				}
+			}
+		}
+	}
+}
+
 // prefixGroups returns the cache groups by which prompts are matched.
 func (s *source) prefixGroups() []event.GroupInfo {
 	return slices.DeleteFunc(s.set.Groups(), func(g event.GroupInfo) bool { return !g.Spec.HoldsPrefix() || g.BlockSize == 0 })
@@ -174,12 +207,13 @@ func (a *reaches) walk(t table, v variant, prefixes []event.PrefixHash) {
 				if !slices.Contains(l.groups, o.group) {
 					continue
 				}
-				for len(l.ranks) <= i {
-					l.ranks = append(l.ranks, nowhere)
-				}
-				if rank := a.ranks[o.tier]; l.ranks[i] == nowhere || rank < l.ranks[i] {
-					l.ranks[i] = rank
-				}
+				l.set(i, a.ranks[o.tier])
+				reached = true
+			}
+		}
+		for _, l := range a.asked[v] {
+			if tier, ok := l.unnamed.at(i); ok {
+				l.set(i, a.ranks[tier])
 				reached = true
 			}
 		}

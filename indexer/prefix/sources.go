@@ -22,6 +22,7 @@ type SourceInfo struct {
 	Idle     *float64          `json:"idle_seconds,omitempty"`
 	Told     float64           `json:"status_age_seconds"`
 	Resident []TierInfo        `json:"resident"`
+	Unnamed  uint64            `json:"unnamed,omitempty"` // of these blocks those told without tokens: only their engine hash is known
 	Groups   []event.GroupInfo `json:"groups"`
 	Totals   Totals            `json:"totals"`               // told since this index began to read
 	Pool     uint64            `json:"pool,omitempty"`       // physical blocks, where the source tells
@@ -31,9 +32,11 @@ type SourceInfo struct {
 	Digest   DigestInfo        `json:"digest"`
 	Dialect  string            `json:"dialect,omitempty"`
 	Endpoint string            `json:"endpoint,omitempty"`
-	Copies   string            `json:"copies,omitempty"` // counted, or unknown
-	Stores   []string          `json:"stores,omitempty"` // instances of the shared stores that it reads from
+	Copies   string            `json:"copies,omitempty"`      // counted, or unknown
+	Stores   []string          `json:"stores,omitempty"`      // instances of the shared stores that it reads from
+	Hashes   string            `json:"hash_scheme,omitempty"` // by which prompts find blocks without a name
 	Oddities []event.Counter   `json:"oddities,omitempty"`
+	Contract event.Contract    `json:"contract,omitzero"` // what the stream was seen to be; the oddities break it
 }
 
 // TierInfo is how much of a source lies in one tier.
@@ -68,11 +71,14 @@ func (x *Index) info(s *source, now time.Time) SourceInfo {
 	info := SourceInfo{
 		Source: s.name, Epoch: epoch, Fence: max(s.fence, s.status.Fence), Started: started, LastSeq: seq,
 		Groups: []event.GroupInfo{}, Told: now.Sub(s.toldAt).Seconds(), Ledger: s.status.Ledger, Balanced: s.status.Ledger.Balanced(), Resident: []TierInfo{},
-		Dialect: s.status.Dialect, Endpoint: s.status.Endpoint, Oddities: s.status.Counters,
+		Dialect: s.status.Dialect, Endpoint: s.status.Endpoint, Oddities: s.status.Counters, Contract: s.status.Contract,
 		Totals: s.totals, Pool: s.status.PoolSize, Stores: s.status.Stores,
 		Digest: DigestInfo{Agreed: s.agreed, Differed: s.differed, Last: "not compared yet"},
 	}
 	info.State, info.Reason = x.state(s, now)
+	if s.recipe.Scheme != 0 {
+		info.Hashes = s.recipe.Scheme.String()
+	}
 	if s.status.Copies != 0 {
 		info.Copies = s.status.Copies.String()
 	}
@@ -95,6 +101,7 @@ func (x *Index) info(s *source, now time.Time) SourceInfo {
 	if epoch != s.epoch {
 		return info
 	}
+	info.Unnamed = s.unnamed()
 	info.Groups = append(info.Groups, s.set.Groups()...)
 	for _, t := range s.set.Tiers() {
 		info.Resident = append(info.Resident, TierInfo{Tier: t.Tier, Blocks: t.Blocks, Copies: t.Copies})

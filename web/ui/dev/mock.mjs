@@ -38,7 +38,8 @@ const server = createServer((request, response) => {
 async function serve(url, response, encodings) {
   const path = url.pathname;
   if (path === "/v1/sources") {
-    return answer(response, 200, { sources: fleet.sources });
+    const wanted = url.searchParams.get("source");
+    return answer(response, 200, { sources: fleet.sources.filter((s) => !wanted || s.id === wanted) });
   }
   if (path === "/v1/prefixes") {
     return answer(response, 200, { rows: fleet.prefixes() });

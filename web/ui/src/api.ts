@@ -1,4 +1,4 @@
-import type { Explanation, QueryInfo, QueryResult } from "./contract";
+import type { Explanation, QueryInfo, QueryResult, SourceReport } from "./contract";
 
 /** An answer that is no answer, with what to do in words for people. */
 export class ApiError extends Error {
@@ -13,7 +13,7 @@ export class ApiError extends Error {
 
 const advice: Record<number, string> = {
   400: "Change the field that it names, and run it again.",
-  401: "This server wants a token: open the page with one.",
+  401: "Your session has ended: reload the page to log in again.",
   404: "Choose another query from the list.",
   422: "Narrow the time range, or ask for one model or engine.",
   429: "Too many queries at once: wait a moment and run it again.",
@@ -27,6 +27,14 @@ export async function queries(signal: AbortSignal): Promise<QueryInfo[]> {
 export async function query(address: string, signal: AbortSignal): Promise<QueryResult> {
   const result = (await get(address, signal)) as QueryResult;
   return { ...result, rows: result.rows ?? [], columns: result.columns ?? [] };
+}
+
+/** What is told of one source beside its live document. */
+export async function sourceReport(id: string, signal: AbortSignal): Promise<SourceReport | undefined> {
+  const answer = (await get(`/v1/sources?source=${encodeURIComponent(id)}`, signal)) as {
+    sources: SourceReport[] | null;
+  };
+  return answer.sources?.[0];
 }
 
 export async function explain(hash: string, since: string, signal: AbortSignal): Promise<Explanation> {

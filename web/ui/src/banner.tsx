@@ -1,7 +1,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { clock, plural, stamp } from "./format";
-import { complaint, connection, pausedAt, restarted, store } from "./live/live";
+import { complaint, connection, lockedOut, pausedAt, restarted, store } from "./live/live";
 import { route } from "./navigation";
 import { Icon } from "./parts/icon";
 import { id } from "./testids";
@@ -26,7 +26,12 @@ export function Banners() {
   const paused = pausedAt.value;
   return (
     <section class="banners" aria-label="Notices" data-testid={id.banner}>
-      {status.phase === "waiting" && <Reconnecting until={status.until} attempt={status.attempt} />}
+      {lockedOut.value && (
+        <Banner tone="act" action="Log in" onAction={() => location.reload()}>
+          Your session has ended.{store.filled.value ? " What is shown is from before that." : ""}
+        </Banner>
+      )}
+      {status.phase === "waiting" && !lockedOut.value && <Reconnecting until={status.until} attempt={status.attempt} />}
       {status.phase === "connecting" && store.filled.value && (
         <Banner tone="watch">Connecting again. What is shown is from before the loss.</Banner>
       )}

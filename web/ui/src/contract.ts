@@ -76,6 +76,28 @@ export interface Source extends Flow {
   endpoint?: string;
 }
 
+/** Of GET /v1/sources: what a source's stream was seen to be, and what breaks it. */
+export interface SourceReport {
+  contract?: {
+    forms?: string[];
+    fields?: string[];
+    hashes?: string[];
+    media?: string[];
+    check?: {
+      verdict: string;
+      scheme?: string;
+      seed?: string;
+      verified: number;
+      differ: number;
+      skipped: number;
+      reason?: string;
+    };
+  };
+  groups?: { group: number; block_size: number; spec_kind?: string; sliding_window?: number; eagle?: boolean }[] | null;
+  oddities?: { name: string; count: number; example?: string }[];
+  ledger: { holes?: { first: number; last: number; reason: string }[] };
+}
+
 export interface Hits {
   reported: boolean;
   from?: string;

@@ -5,7 +5,7 @@
 //             lag-worst · behind · holes · lost · dropped · digest-agreed, digest-differed · service-NAME (data-state) · rate-stored,
 //             rate-evicted, rate-loaded · chart-flow · occupancy-TIER · hits (data-reported) · hits-blocks, hits-tokens ·
 //             loads · insight (data-weight) · fleet-cell (data-id)
-// Engines     engine-row (data-id, data-state) · engine-filter · engine-shown · engine-detail · ledger-sum (data-balanced)
+// Engines     engine-row (data-id, data-state) · engine-filter · engine-shown · engine-detail · ledger-sum (data-balanced) · contract, contract-odd
 // Transfers   transfers-rate, transfers-loads, transfers-p50, transfers-p99 · chart-transfers · transfer-row (data-from, data-to) ·
 //             transfer-filter · slow-row · transfers-empty
 // Prefixes    prefix-row (data-prefix) · prefix-filter
@@ -34,6 +34,8 @@ export const id = {
   digestDiffered: "digest-differed",
   service: (name: string) => `service-${name}`,
   rate: (kind: string) => `rate-${kind}`,
+  contract: "contract",
+  contractOdd: "contract-odd",
   chartFlow: "chart-flow",
   occupancy: (tier: string) => `occupancy-${tier}`,
   hits: "hits",

@@ -16,6 +16,9 @@ export const traces = new Traces();
 /** The server process that replaced another while this page was open. */
 export const restarted = signal<number | undefined>(undefined);
 
+/** Whether the server wants a login before it serves this page anything more. */
+export const lockedOut = signal(false);
+
 /** What the server last said was wrong with what this page sent. */
 export const complaint = signal("");
 
@@ -104,6 +107,16 @@ export function start(): void {
     }
     stopped.value = paused.value ? Date.now() : undefined;
   });
+  effect(() => {
+    const { phase } = connection.status.value;
+    if (phase === "live") {
+      lockedOut.value = false;
+    } else if (phase === "waiting") {
+      void wantsLogin().then((wanted) => {
+        lockedOut.value = wanted;
+      });
+    }
+  });
   setInterval(beat, 100);
   setInterval(() => {
     if (follows()) {
@@ -118,6 +131,15 @@ export function start(): void {
   addEventListener("online", wake);
   document.addEventListener("visibilitychange", wake);
   connection.open();
+}
+
+/** Asks why the socket closed, since a page is not told: a session that has ended is refused by status alone. */
+async function wantsLogin(): Promise<boolean> {
+  try {
+    return (await fetch("/", { method: "HEAD", cache: "no-store", headers: { Accept: "*/*" } })).status === 401;
+  } catch {
+    return false;
+  }
 }
 
 /** Publishes what came and moves the clocks: the page is drawn at most ten times a second, however frames come. */

@@ -9,6 +9,7 @@ import { CopyButton } from "../parts/hash";
 import { Icon, StateBadge } from "../parts/icon";
 import { Meter } from "../parts/meter";
 import { id } from "../testids";
+import { SourceContract } from "./sourcecontract";
 
 /** Every field of one source. */
 export function EnginePanel({ source, onClose }: { source: string; onClose: () => void }) {
@@ -102,12 +103,12 @@ function Detail({ s }: { s: Source }) {
         />
       </Group>
       <LedgerSum s={s} />
+      <SourceContract s={s} />
       <Group title="Identity">
         <Field name="model" value={s.model} />
         <Field name="instance" value={s.instance} />
         <Field name="cluster" value={s.cluster} />
         <Field name="rank, origin" value={`${s.dp_rank}, ${s.origin}`} />
-        <Field name="dialect" value={s.dialect || "not told"} />
         <Field name="endpoint" value={<span class="mono">{s.endpoint || "not told"}</span>} />
         <Field
           name="id"
@@ -174,7 +175,7 @@ function LedgerSum({ s }: { s: Source }) {
         {s.holes > 0 ? `; ${count(s.holes)} holes open.` : "; no hole open."}
       </p>
       <p class="note">
-        Received: {count(l.live + l.recovered + l.held + l.duplicates + l.malformed)} batches, with{" "}
+        Received: {count(l.live + l.recovered + l.held + l.asked + l.duplicates + l.malformed)} batches, with{" "}
         {count(l.duplicates)} duplicates and {count(l.malformed)} malformed. Dropped by the publisher:{" "}
         {count(l.dropped)}.
       </p>
@@ -182,7 +183,7 @@ function LedgerSum({ s }: { s: Source }) {
   );
 }
 
-function Group({ title, children }: { title: string; children: ComponentChildren }) {
+export function Group({ title, children }: { title: string; children: ComponentChildren }) {
   return (
     <section class="group">
       <h3>{title}</h3>
@@ -191,7 +192,7 @@ function Group({ title, children }: { title: string; children: ComponentChildren
   );
 }
 
-function Field({ name, value, more }: { name: string; value: ComponentChildren; more?: string }) {
+export function Field({ name, value, more }: { name: string; value: ComponentChildren; more?: string }) {
   return (
     <dl class="pair">
       <dt>{name}</dt>
