@@ -136,11 +136,19 @@ func (e *engine) hear(ctx context.Context, zctx *zmq4.Context) error {
 	return e.farewell()
 }
 
-// listen takes what a feed delivers until ctx ends.
-func (e *engine) listen(ctx context.Context, s feed, prior *recovery.Prior) error {
+// recovery returns the bounds of the engine's machine.
+func (e *engine) recovery() recovery.Config {
 	cfg := e.sub.cfg.Recovery
 	cfg.Replay = e.cfg.Replay != ""
-	e.machine = recovery.New(cfg)
+	if e.cfg.Dialect == DialectMooncake {
+		cfg.First = 1
+	}
+	return cfg
+}
+
+// listen takes what a feed delivers until ctx ends.
+func (e *engine) listen(ctx context.Context, s feed, prior *recovery.Prior) error {
+	e.machine = recovery.New(e.recovery())
 	e.statusSays = "" // tell the state anew under this fence
 	e.execute(ctx, s, time.Now(), e.machine.Start(time.Now(), prior))
 	e.checkpoint(time.Now())
@@ -245,7 +253,7 @@ func (e *engine) apply(ctx context.Context, now time.Time, a *recovery.Action) {
 		e.ledger.Malformed++
 		e.complain(now, "batches can't be decoded; their blocks are lost", "seq", a.Frame.Seq, "malformed", e.ledger.Malformed,
 			"err", err, "hint", e.dialectHint())
-		e.machine.Malformed(a.Frame.Seq, reason)
+		e.machine.Malformed(a.Frame, reason)
 		e.lose(ctx, now, a.Frame.Seq, a.Frame.Seq, reason)
 		return
 	}
@@ -265,12 +273,12 @@ func (e *engine) apply(ctx context.Context, now time.Time, a *recovery.Action) {
 	for i := range b.Events {
 		e.edge.leave(&b.Events[i])
 		if b.Events[i].Kind == event.Cleared {
-			e.machine.Cleared(b.First)
+			e.machine.Cleared(a.Frame)
 		}
 	}
 	// One block of vLLM's pool is the null block, which holds nothing.
 	if pool := e.pool(); pool > 0 && e.set.DeviceCopies()+1 >= pool {
-		e.machine.Filled(b.First)
+		e.machine.Filled(a.Frame)
 		e.breaches.pool(b, e.set.DeviceCopies(), pool)
 	}
 	e.publish(ctx, b)

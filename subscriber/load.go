@@ -60,7 +60,7 @@ func (e *engine) load(ctx context.Context) (*recovery.Prior, error) {
 }
 
 func (e *engine) newPast(cp *event.Checkpoint, from uint64) past {
-	return past{Past: recovery.NewPast(e.sub.cfg.Recovery.First, cp), from: from}
+	return past{Past: recovery.NewPast(e.recovery().First, cp), from: from}
 }
 
 func isInvariant(err error) bool {

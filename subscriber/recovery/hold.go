@@ -8,8 +8,18 @@ import (
 )
 
 // holding reports whether live frames wait for the replay that runs.
-func (m *Machine) holding() bool {
-	return m.asked == fromStart || m.asked == closeGap || m.asked == verifyLife
+func (m *Machine) holding() bool { return m.reply.running && m.reply.holds }
+
+// hold takes a live frame in. What does not fit is dropped; a later frame shows the gap.
+func (m *Machine) hold(f Frame) {
+	f.links, f.asks = m.links, m.asks
+	if len(m.held) >= m.cfg.MaxHeld || len(m.held) > 0 && m.heldBytes+len(f.Data) > m.cfg.MaxHeldBytes {
+		m.duplicate(f)
+		return
+	}
+	m.held = append(m.held, f)
+	m.heldBytes += len(f.Data)
+	m.match()
 }
 
 // drain takes held frames in order of reception, until one must wait for a replay. A single frame that need not wait is
@@ -18,30 +28,15 @@ func (m *Machine) drain(now time.Time, way event.Way) {
 	if len(m.held) > 1 {
 		way = event.Held
 	}
-	for len(m.held) > 0 {
-		if m.overfull() {
-			m.asked = noReplay
-			m.moment.silences++ // there was no time to answer
-			m.discardOld()
-			m.discardFallen()
-			m.giveUp("held back too much while the replay ran")
-		}
-		if len(m.held) == 0 {
-			break
-		}
-		if m.holding() {
-			return
-		}
+	for len(m.held) > 0 && !m.holding() {
 		f := m.held[0]
 		m.held = m.held[1:]
 		m.heldBytes -= len(f.Data)
 		m.accept(now, f, way)
 	}
-	m.held = nil
-}
-
-func (m *Machine) overfull() bool {
-	return len(m.held) > m.cfg.MaxHeld || m.heldBytes > m.cfg.MaxHeldBytes
+	if len(m.held) == 0 {
+		m.held = nil
+	}
 }
 
 // wait puts a frame back: it is the next to be taken once the replay has ended.
@@ -64,59 +59,51 @@ func (m *Machine) discard(useless func(Frame) bool) {
 
 // discardOld drops what was held back before the last reconnect.
 func (m *Machine) discardOld() {
-	m.discard(func(f Frame) bool { return f.came.links != m.moment.links })
+	m.discard(func(f Frame) bool { return f.links != m.links })
 }
 
-// discardForeign drops what a replay that has ended shows not to be of this life: whatever is older than it, and, if the
-// engine had nothing to answer at all, whatever came before it was asked.
-func (m *Machine) discardForeign(answered bool) {
-	before := len(m.held)
-	m.discard(func(f Frame) bool {
-		return m.predates(f) || m.behind && answered && m.empty && f.came.asks < m.moment.asks
-	})
-	if len(m.held) < before {
-		m.begun = false
-	}
-}
-
-// discardFallen drops, of what was held back behind a new life, what is older, and everything before the last falling back:
-// a connection keeps order, so it is of the life before.
-func (m *Machine) discardFallen() {
+// match looks for the first frame held that a replay had too: this life is heard from there on, and what came before it is
+// another's.
+func (m *Machine) match() {
 	if !m.behind {
 		return
 	}
-	m.discard(m.predates)
-	for i := len(m.held) - 1; i > 0; i-- {
-		if m.held[i].Seq < m.held[i-1].Seq {
-			m.discardFirst(i)
-			return
-		}
+	if i := slices.IndexFunc(m.held, m.sameBatch); i >= 0 {
+		m.heardFrom(i)
 	}
 }
 
-// discardFirst drops the first n of what was held back.
-func (m *Machine) discardFirst(n int) {
-	for _, f := range m.held[:n] {
+// heardFrom ends the time in which frames of an earlier life may come: this one's begin with the i-th held.
+func (m *Machine) heardFrom(i int) {
+	m.behind = false
+	for _, f := range m.held[:i] {
 		m.heldBytes -= len(f.Data)
 		m.duplicate(f)
 	}
-	m.held = m.held[n:]
+	m.held = m.held[i:]
+}
+
+// sift drops, of what may be of an earlier life, what the replay asked for since did not have.
+func (m *Machine) sift() {
+	if m.match(); m.behind {
+		m.discard(func(f Frame) bool { return f.asks < m.asks })
+	}
 }
 
 // next applies the frame after last that a replay brought, preferring the copy that was received live.
 func (m *Machine) next(f Frame, way event.Way) {
-	for i, h := range m.held {
-		if h.Seq == f.Seq && h.Payload == f.Payload {
-			m.heldBytes -= len(h.Data)
-			m.held = slices.Delete(m.held, i, i+1)
-			if m.behind { // this life is heard: what came before it is of another
-				m.behind = false
-				m.discardFirst(i)
-			}
-			m.duplicate(f)
-			m.apply(h, event.Held)
-			return
-		}
+	i := slices.IndexFunc(m.held, func(h Frame) bool { return h.Seq == f.Seq && h.Payload == f.Payload })
+	if i < 0 {
+		m.apply(f, way)
+		return
 	}
-	m.apply(f, way)
+	if m.behind {
+		m.heardFrom(i)
+		i = 0
+	}
+	h := m.held[i]
+	m.heldBytes -= len(h.Data)
+	m.held = slices.Delete(m.held, i, i+1)
+	m.duplicate(f)
+	m.apply(h, event.Held)
 }

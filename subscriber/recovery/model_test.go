@@ -29,7 +29,7 @@ func TestModel(t *testing.T) {
 			deaf:   rapid.Bool().Draw(t, "deaf"), moves: rapid.Bool().Draw(t, "moves"), broken: rapid.Bool().Draw(t, "broken"),
 			proxy: rapid.IntRange(0, 3).Draw(t, "proxy") == 0,
 		}
-		w := newWorld(t, tr, rapid.SampledFrom([]int{50, 1000}).Draw(t, "held"))
+		w := newWorld(t, tr, rapid.SampledFrom([]int{3, 50, 1000}).Draw(t, "held"))
 		for range rapid.IntRange(1, 150).Draw(t, "steps") {
 			w.step()
 			w.check()
@@ -92,37 +92,32 @@ func (w *world) crash() {
 
 // recall makes anew what is known of the epoch's truth from what is left of the stream.
 func (w *world) recall() {
-	w.owner, w.mixed, w.lost = -1, false, false
+	w.owner, w.mixed, w.lost = nobody, false, false
 	var epoch event.Epoch
 	for _, m := range w.stream {
 		for i := range m.batches {
 			b := &m.batches[i]
-			w.learn(b, m.epoch != epoch)
+			w.learn(b, m.life, m.epoch != epoch)
 			epoch = m.epoch
 		}
 	}
 }
 
-// learn notes whose a batch is. Lives that published the same bytes so far are one.
-func (w *world) learn(b *event.Batch, first bool) {
+// learn notes whose a batch is.
+func (w *world) learn(b *event.Batch, life int, first bool) {
 	if first {
-		w.owner, w.mixed, w.lost, w.motley = -1, false, b.First > 0, false
+		w.owner, w.mixed, w.lost, w.motley = nobody, false, b.First > 0, false
 	}
-	if b.Way == event.Lost {
-		w.lost, w.mixed = true, false
-		return
+	other := life != nobody && w.owner != nobody && life != w.owner
+	w.motley = w.motley || other
+	w.mixed = w.mixed || other
+	if life != nobody {
+		w.owner = life
 	}
-	owner := int(b.Payload >> 32)
-	w.motley = w.motley || w.owner >= 0 && owner != w.owner
-	switch {
-	case w.owner < 0 || b.Events[0].Kind == event.Cleared:
+	w.lost = w.lost || b.Way == event.Lost
+	if b.Events[0].Kind == event.Cleared {
 		w.mixed = false
-	case w.lives[w.owner].has(recovery.Frame{Seq: b.First, Payload: b.Payload}):
-		return
-	default:
-		w.mixed = w.mixed || !w.lives[owner].agrees(w.lives[w.owner], int(b.First))
 	}
-	w.owner = owner
 }
 
 // act does what the machine decided, as the subscriber does, unless it is killed in between.
@@ -139,7 +134,7 @@ func (w *world) act(actions []recovery.Action) {
 		case recovery.Apply:
 			w.apply(&a)
 		case recovery.Lose:
-			w.lose(a.First, a.Last, a.Reason)
+			w.lose(a.First, a.Last, a.Reason, nobody)
 		case recovery.NewLife:
 			w.newEpoch(a.Reason)
 		case recovery.Ask:
@@ -156,14 +151,15 @@ func (w *world) act(actions []recovery.Action) {
 }
 
 func (w *world) newEpoch(reason string) {
-	if w.owner == len(w.lives)-1 && !w.motley && !strings.HasPrefix(reason, "one publisher") {
+	blind := strings.HasPrefix(reason, "one publisher") || strings.HasPrefix(reason, "the replay no longer has")
+	if w.owner == len(w.lives)-1 && !w.motley && !blind {
 		w.fatalf("a new life was seen, and there was none")
 	}
 	w.epochs++
 	w.epoch = w.epochs
 	w.set.Reset()
 	w.ledger = event.Ledger{}
-	w.owner, w.mixed, w.lost = -1, false, false
+	w.owner, w.mixed, w.lost = nobody, false, false
 	if rapid.Bool().Draw(w.t, "in time") {
 		w.checkpoint()
 	}
@@ -175,8 +171,8 @@ func (w *world) apply(a *recovery.Action) {
 	at := int(f.Payload & (1<<32 - 1))
 	if l.bad[at] {
 		w.ledger.Malformed++
-		w.m.Malformed(f.Seq, "malformed batch")
-		w.lose(f.Seq, f.Seq, "malformed batch")
+		w.m.Malformed(f, "malformed batch")
+		w.lose(f.Seq, f.Seq, "malformed batch", int(f.Payload>>32))
 		return
 	}
 	b := event.Batch{
@@ -186,22 +182,22 @@ func (w *world) apply(a *recovery.Action) {
 	b.Events = cloneEvents(b.Events)
 	for i := range b.Events {
 		if b.Events[i].Kind == event.Cleared {
-			w.m.Cleared(f.Seq)
+			w.m.Cleared(f)
 		}
 	}
-	w.publishBatch(b)
-	if !w.lost && !w.motley && w.owner >= 0 {
+	w.publishBatch(b, int(f.Payload>>32))
+	if !w.lost && !w.motley && w.owner != nobody {
 		if diff := cmp.Diff(w.lives[w.owner].judged[f.Seq], b.Events); diff != "" {
 			w.fatalf("batch %d is judged as by nobody who has heard it all:\n%s", f.Seq, diff)
 		}
 	}
 }
 
-func (w *world) lose(first, last event.Seq, reason string) {
+func (w *world) lose(first, last event.Seq, reason string, life int) {
 	if last < first {
 		w.fatalf("an empty range %d to %d", first, last)
 	}
-	if l := w.life(); strings.HasPrefix(reason, "the replay does not reach") && w.owner == len(w.lives)-1 && int(first) >= l.oldest && !l.alike {
+	if l := w.life(); strings.HasPrefix(reason, "the replay does not reach") && w.owner == len(w.lives)-1 && int(first) >= l.oldest {
 		whole := true
 		for i := first; i <= last && int(i) < len(l.frames); i++ {
 			whole = whole && l.frames[i].Data != nil
@@ -214,16 +210,17 @@ func (w *world) lose(first, last event.Seq, reason string) {
 	w.publishBatch(event.Batch{
 		First: first, Last: last, Way: event.Lost, Reason: reason, Rank: -1,
 		Events: []event.Event{{Kind: event.Cleared, Cause: event.ByResync, Group: event.NoGroup, LoRAID: event.NoLoRAID}},
-	})
+	}, life)
 }
 
-func (w *world) publishBatch(b event.Batch) {
-	w.learn(&b, !w.ledger.Started)
+// publishBatch publishes a batch of a life.
+func (w *world) publishBatch(b event.Batch, life int) {
+	w.learn(&b, life, !w.ledger.Started)
 	w.ledger.Count(&b)
 	if !w.ledger.Balanced() {
 		w.fatalf("the ledger does not add up: %+v", w.ledger)
 	}
-	w.stream = append(w.stream, message{fence: w.fence, epoch: w.epoch, batches: []event.Batch{b}})
+	w.stream = append(w.stream, message{fence: w.fence, epoch: w.epoch, batches: []event.Batch{b}, life: life})
 }
 
 func (w *world) tell(state event.State, reason string) {
@@ -256,7 +253,7 @@ func (w *world) check() {
 	state, reason := w.m.Data()
 	got := of(w.set)
 	truth := copies{}
-	if last, known := w.m.Last(); known && w.owner >= 0 {
+	if last, known := w.m.Last(); known && w.owner != nobody {
 		l := w.lives[w.owner]
 		if len(l.after) > 0 {
 			truth = l.after[min(int(last), len(l.after)-1)]

@@ -77,22 +77,23 @@ func (p *Past) Follow(set *resident.Set, fence event.Fence, epoch event.Epoch, b
 
 // count enters a batch.
 func (p *Past) count(b *event.Batch) {
+	s := standingOf(p.State, p.Reason)
 	if !p.Ledger.Started {
 		p.Recents = nil
-		p.State, p.Reason = Beginning(b.First, p.first)
+		s = beginning(b.First, p.first)
 	}
 	p.Ledger.Count(b)
 	if b.Way == event.Lost {
-		p.State, p.Reason = event.StatePartial, Hole(b.First, b.Last, b.Reason)
-		return
-	}
-	for i := range b.Events {
-		if b.Events[i].Kind == event.Cleared {
-			p.State, p.Reason = event.StateLive, ""
+		s.missing = hole(b.First, b.Last, b.Reason)
+	} else {
+		for i := range b.Events {
+			if b.Events[i].Kind == event.Cleared {
+				s.missing = "" // whose life it is that was cleared is as unproved as before
+			}
 		}
+		p.Recents = remember(p.Recents, event.Recent{Seq: b.First, Time: b.Time, Payload: b.Payload}, s.unproved, 0)
 	}
-	r := event.Recent{Seq: b.First, Time: b.Time, Payload: b.Payload}
-	p.Recents = remember(p.Recents, r, isUnproved(p.Reason), 0)
+	p.State, p.Reason = s.tell()
 }
 
 // Hear takes a status: it says what the batches can't.

@@ -23,11 +23,13 @@ type Config struct {
 	// often in all one hole is asked for: behind one that never closes may be another publisher.
 	Attempts int
 	Rounds   int
-	// MaxHeld and MaxHeldBytes bound the live frames held back while a replay runs; beyond them the hole is given up.
+	// MaxHeld and MaxHeldBytes bound the live frames held back while a replay runs. What comes beyond them is dropped, and is a
+	// gap then like any other.
 	MaxHeld      int
 	MaxHeldBytes int
 	// Probes are the times of silence after which the engine is asked for what came after the last batch. While its life
-	// is not proved it is asked at these times whether it speaks or not, and again and again at the last.
+	// is not proved, or its replay endpoint is silent, it is asked at these times whether it speaks or not, and again and
+	// again at the last.
 	Probes []time.Duration
 	// GoneAfter is how long an engine may be disconnected before it counts as gone; StaleAfter how long a life may stay
 	// unconfirmed.
@@ -47,19 +49,12 @@ func DefaultConfig() Config {
 // Frame is one batch as it came, undecoded.
 type Frame struct {
 	Seq     event.Seq
-	Time    event.Time // the engine's, read off the payload; 0 = unreadable
+	Time    event.Time // the engine's, read off the payload; 0 = unreadable. Remembered, but nothing is decided by it.
 	Payload uint64     // XXH3-64 of Data
 	Data    []byte
 
-	came moment // of a live frame
-}
-
-// moment tells what came before a live frame.
-type moment struct {
-	links    int // connections
-	asks     int // replays asked for
-	proofs   int // replays that showed the life known to be the engine's
-	silences int // replays that were to show it, and did not in time
+	links, asks int // of a live frame: the connections made, and the replays asked for, before it was read
+	life        int // for which it was applied
 }
 
 // ActionKind says what is to be done.
@@ -99,11 +94,11 @@ type Prior struct {
 type Machine struct {
 	cfg     Config
 	actions []Action
-	moment  moment
 
-	state  event.State // of the data; Disconnected and unconfirmed lives are told over it
-	reason string
-	whole  event.Seq // of a partial source: what is missing or unproved lies below
+	standing standing
+	whole    event.Seq // what is missing lies below
+	unproven event.Seq // while the life is not proved: its first batch that is not
+	life     int       // lives begun before this one
 
 	known    bool // last means something
 	last     event.Seq
@@ -111,29 +106,25 @@ type Machine struct {
 	lastLive time.Time // reception, for probes
 	probed   int
 
-	doubt     doubt
-	since     time.Time // of the doubt
-	tried     time.Time // when the life was last to be proved
-	tries     int       // since it came into doubt
-	behind    bool      // live frames of the life before this one may still come
-	began     event.Time
-	strange   int // live frames in a row that fit nothing, each with a higher sequence than the one before
-	stranger  event.Seq
 	connected bool
-	heardOn   int       // the connection on which the last live frame was applied
+	links     int       // connections so far
 	dropped   time.Time // when the connection was lost
 
-	asked    purpose
-	from     event.Seq // of the replay asked for
-	deadline time.Time
-	replying bool      // its end has not come yet
-	empty    bool      // the running replay brought nothing yet
-	progress bool      // it brought something new
-	barren   int       // replays in a row that did not
-	rounds   int       // replays for the hole that is open
-	ahead    event.Seq // the lowest sequence of the running replay beyond the hole
-	hasAhead bool
-	begun    bool // a replay from the start was asked for behind a batch that is known to exist
+	doubt    doubt
+	since    time.Time // of the doubt
+	tried    time.Time // when the life was last to be proved
+	tries    int       // since it came into doubt
+	behind   bool      // live frames of the life before this one may still come
+	strange  int       // live frames in a row that fit nothing, each with a higher sequence than the one before
+	stranger event.Seq
+
+	reply  reply
+	asks   int
+	open   bool // the end of the last reply has not come yet
+	silent bool // the replay endpoint has not answered as often as it may be asked in a row
+	barren int  // replies in a row that brought nothing new
+	rounds int  // replies for the hole that is open
+	begun  bool // a replay from the start was asked for behind a batch that is known to exist
 
 	held      []Frame // in order of reception
 	heldBytes int
@@ -141,14 +132,11 @@ type Machine struct {
 	shared  bool // two publishers are heard under this name
 	flips   int  // fallings back in a row for which no reconnect accounts
 	flipped time.Time
-	refuted int       // the proof that a flip was counted for
 	heard   event.Seq // while shared: the last sequence heard
 }
 
 // New returns a machine that has heard nothing yet.
-func New(cfg Config) *Machine {
-	return &Machine{cfg: cfg, state: event.StateRecovering, reason: "not heard yet"}
-}
+func New(cfg Config) *Machine { return &Machine{cfg: cfg} }
 
 // Start begins the session: with what is known from before, or, prior nil, from nothing.
 func (m *Machine) Start(now time.Time, prior *Prior) []Action {
@@ -157,9 +145,9 @@ func (m *Machine) Start(now time.Time, prior *Prior) []Action {
 	if prior != nil && prior.Started {
 		m.known, m.last = true, prior.Last
 		m.recents = append(m.recents[:0], prior.Recents...)
-		m.state, m.reason, m.whole = prior.State, prior.Reason, prior.Last+1
-		if m.pending() && len(m.recents) > 0 {
-			m.whole = m.recents[0].Seq + 1 // remember keeps one from before
+		m.standing, m.whole = standingOf(prior.State, prior.Reason), prior.Last+1
+		if m.standing.unproved && len(m.recents) > 0 {
+			m.unproven = m.recents[0].Seq + 1 // remember keeps one from before
 		}
 		m.suspect(now, ourRestart)
 	}
@@ -175,27 +163,32 @@ func (m *Machine) State(now time.Time) (event.State, string) {
 	case !m.connected && now.Sub(m.dropped) >= m.cfg.GoneAfter:
 		return event.StateGone, "disconnected"
 	case m.shared:
-		return event.StateStale, m.reason
+		return event.StateStale, m.standing.missing
 	case m.doubt == reconnected && !m.connected && m.known:
-		return m.state, m.reason // as it was when the connection broke
+		return m.Data() // as it was when the connection broke
 	case m.doubt != noDoubt && m.known && now.Sub(m.since) >= m.cfg.StaleAfter:
 		return event.StateStale, "not confirmed to be the engine known before"
 	case m.doubt != noDoubt && m.known:
 		return event.StateRecovering, "waiting for the engine to confirm that it is the same"
 	case !m.connected && !m.known:
 		return event.StateRecovering, "not connected yet"
-	case m.asked == noReplay && !m.known:
+	case !m.reply.running && !m.known:
 		return event.StateRecovering, "connected, but no event yet"
-	case m.asked == closeGap || m.asked == fromStart && m.known:
-		return event.StateRecovering, fmt.Sprintf("replay from %d", m.from)
+	case m.holding() && m.known:
+		return event.StateRecovering, fmt.Sprintf("replay from %d", m.reply.from)
 	default:
-		return m.state, m.reason
+		return m.Data()
 	}
 }
 
 // Data returns how complete what was applied is, whatever is going on: live or partial, or recovering before anything
 // was.
-func (m *Machine) Data() (event.State, string) { return m.state, m.reason }
+func (m *Machine) Data() (event.State, string) {
+	if !m.known {
+		return event.StateRecovering, "not heard yet"
+	}
+	return m.standing.tell()
+}
 
 // Last returns the highest sequence applied or given up in this life.
 func (m *Machine) Last() (event.Seq, bool) { return m.last, m.known }
@@ -206,18 +199,30 @@ func (m *Machine) Recents() []event.Recent { return m.recents }
 // IsConnected reports whether the live socket has a peer.
 func (m *Machine) IsConnected() bool { return m.connected }
 
-// Cleared tells the machine that batch seq reset the engine's cache: what was missing is no longer resident.
-func (m *Machine) Cleared(seq event.Seq) {
-	if m.state == event.StatePartial && seq >= m.whole {
-		m.state, m.reason = event.StateLive, ""
+// Cleared tells the machine that a frame it had applied reset the engine's cache: what was missing is no longer resident. Where no
+// replay can ever prove the life, nothing that rests on it is resident either. The machine may be further by then.
+func (m *Machine) Cleared(f Frame) {
+	if f.life != m.life {
+		return
+	}
+	if f.Seq >= m.whole {
+		m.standing.missing = ""
+	}
+	if !m.cfg.Replay && f.Seq >= m.unproven {
+		m.standing.unproved = false
 	}
 }
 
-// Filled tells the machine that with batch seq the copies known fill the engine's whole pool: nothing can be missing.
-func (m *Machine) Filled(seq event.Seq) { m.Cleared(seq) }
+// Filled tells the machine that with a frame it had applied the copies known fill the engine's whole pool: nothing can be
+// missing.
+func (m *Machine) Filled(f Frame) { m.Cleared(f) }
 
-// Malformed tells the machine that batch seq could not be decoded: what it changed is unknown.
-func (m *Machine) Malformed(seq event.Seq, reason string) { m.hurt(seq+1, reason) }
+// Malformed tells the machine that a frame it had applied could not be decoded: what it changed is unknown.
+func (m *Machine) Malformed(f Frame, reason string) {
+	if f.life == m.life {
+		m.hurt(f.Seq+1, reason)
+	}
+}
 
 // Live takes a frame of the live socket.
 func (m *Machine) Live(now time.Time, f Frame) []Action {
@@ -227,13 +232,7 @@ func (m *Machine) Live(now time.Time, f Frame) []Action {
 		m.overhear(now, f)
 		return m.actions
 	}
-	if m.behind && m.sameBatch(f) { // this life is heard: what came before it is of another
-		m.behind = false
-		m.discardFirst(len(m.held))
-	}
-	f.came = m.moment
-	m.held = append(m.held, f)
-	m.heldBytes += len(f.Data)
+	m.hold(f)
 	m.drain(now, event.Live)
 	return m.actions
 }
@@ -241,19 +240,11 @@ func (m *Machine) Live(now time.Time, f Frame) []Action {
 // Replayed takes a frame of a replay.
 func (m *Machine) Replayed(now time.Time, f Frame) []Action {
 	m.begin()
-	asked, last, known := m.asked, m.last, m.known
-	m.empty = false
-	switch m.asked {
-	case noReplay:
+	if !m.reply.running {
 		m.duplicate(f)
-	case verifyLife, proveLate:
-		m.verify(now, f)
-	default:
-		m.replayed(now, f)
+		return m.actions
 	}
-	if m.asked != asked || m.last != last || m.known != known { // a reply of nothing new must not go on for ever
-		m.deadline = now.Add(m.cfg.ReplayTimeout)
-	}
+	m.replayed(now, f)
 	m.drain(now, event.Held)
 	return m.actions
 }
@@ -261,35 +252,38 @@ func (m *Machine) Replayed(now time.Time, f Frame) []Action {
 // ReplayEnd takes the end marker of a replay.
 func (m *Machine) ReplayEnd(now time.Time) []Action {
 	m.begin()
-	m.replying = false
-	m.ended(now, "")
+	m.open = false
+	if m.reply.running {
+		m.silent = false
+		m.ended(now, "")
+	}
 	m.drain(now, event.Held)
 	return m.actions
 }
 
-// Connected tells that the live socket has a peer (again).
+// Connected tells that the live socket has a peer (again). Behind a new connection may be another life than the one known,
+// whose sequence may already have passed ours. Until that is settled, what was held back before belongs to the old one, and
+// a reply under way to nobody.
 func (m *Machine) Connected(now time.Time) []Action {
 	m.begin()
 	if m.connected {
 		return m.actions
 	}
 	m.connected = true
-	m.moment.links++
-	switch {
-	case m.shared:
-	case m.known || !m.cfg.Replay && m.moment.links > 1:
-		// Behind a new connection may be another life than the one known, whose sequence may already have passed ours.
-		// Until that is settled, what was held back before belongs to the old one, and a reply under way to nobody.
+	m.links++
+	if m.shared {
+		return m.actions
+	}
+	if m.known {
 		m.suspect(now, reconnected)
 		if m.doubt == reconnected && m.since.Equal(m.dropped) { // from now on it can be confirmed
 			m.since = now
 		}
-		if m.cfg.Replay {
-			m.inquire(now)
-		}
-	case m.cfg.Replay && m.moment.links > 1:
-		m.discardOld() // whose they are can't be told; the replay has them
-		m.behind = true
+	}
+	if m.cfg.Replay && (m.known || m.links > 1) {
+		m.silent = false
+		m.behind = m.behind || !m.known
+		m.discardOld()
 		m.inquire(now)
 	}
 	return m.actions
@@ -304,7 +298,7 @@ func (m *Machine) Disconnected(now time.Time) []Action {
 	m.connected, m.dropped = false, now
 	if m.known && !m.shared {
 		m.suspect(now, reconnected)
-		if m.asked != noReplay { // another life could answer
+		if m.reply.running { // another life could answer
 			m.inquire(now)
 		}
 	}
@@ -318,17 +312,17 @@ func (m *Machine) Tick(now time.Time) []Action {
 	switch {
 	case m.shared:
 		m.part(now)
-	case m.asked != noReplay && now.After(m.deadline):
+	case m.reply.running && now.After(m.reply.deadline):
 		m.ended(now, "no answer from the replay endpoint")
-	case m.asked != noReplay || !m.cfg.Replay || !m.connected:
-	case m.unsure():
+	case m.reply.running || !m.cfg.Replay || !m.connected || len(m.cfg.Probes) == 0:
+	case m.unsure() || m.silent:
 		if now.Sub(m.tried) >= m.cfg.Probes[min(m.tries, len(m.cfg.Probes)-1)] {
 			m.tried, m.tries = now, m.tries+1
-			m.ask(now, proveLate, m.anchor())
+			m.ask(now, !m.known)
 		}
 	case m.probed < len(m.cfg.Probes) && now.Sub(m.lastLive) >= m.cfg.Probes[m.probed]:
 		m.probed++
-		m.ask(now, probeSilent, m.resume())
+		m.ask(now, !m.known)
 	}
 	m.drain(now, event.Held)
 	return m.actions
@@ -340,77 +334,77 @@ func (m *Machine) do(a Action) { m.actions = append(m.actions, a) }
 
 func (m *Machine) duplicate(f Frame) { m.do(Action{Kind: Duplicate, Frame: f}) }
 
+// decides reports whether a replay decides what live frames mean: there is an endpoint, and it answers.
+func (m *Machine) decides() bool { return m.cfg.Replay && !m.silent }
+
 // accept takes the next frame in order of reception, when no replay holds it back.
 func (m *Machine) accept(now time.Time, f Frame, way event.Way) {
 	switch {
-	case !m.known && f.Seq > m.cfg.First && m.cfg.Replay && !m.begun:
+	case m.known && m.sameBatch(f):
+		m.duplicate(f)
+	case m.behind && !m.decides():
+		m.duplicate(f) // whose it is only a replay could tell; it is a gap until then
+	case m.behind:
+		m.consult(now, f)
+	case !m.known && f.Seq > m.cfg.First && m.decides() && !m.begun:
 		// Whatever a replay told before, the engine has published since.
 		m.begun = true
-		m.inquire(now)
-		m.wait(f)
+		m.consult(now, f)
 	case !m.known:
 		m.first(f, way)
-		if m.behind && f.Seq > m.cfg.First { // what comes next may be of another life
-			m.suspect(now, reconnected)
-		}
-	case f.Seq > m.last && m.cfg.Replay && (f.Seq > m.last+1 || m.predates(f)):
-		m.inquire(now)
-		m.wait(f)
-	case f.Seq > m.last+1:
-		m.lose(m.last+1, f.Seq-1, "no replay endpoint")
-		m.accept(now, f, way)
-	case f.Seq == m.last+1:
-		m.settle(f.Seq)
-		m.behind, m.strange = false, 0
-		m.apply(f, way)
-	case m.sameBatch(f) || m.predates(f):
-		m.duplicate(f)
-	case m.cfg.Replay:
-		m.dispute(now, f, way)
-	case m.anotherLife(f):
-		m.restart(now, f, way)
-	default:
+	case m.decides() && !m.elsewhere() && m.forgotten(f):
+		m.duplicate(f) // late, of a range that was given up
+	case m.decides() && f.Seq <= m.last:
+		m.suspect(now, disputed)
+		m.consult(now, f)
+	case m.decides() && (m.doubt != noDoubt || f.Seq > m.last+1):
+		m.consult(now, f)
+	case f.Seq <= m.last:
 		m.contradicted(now, f, way)
+	default:
+		if f.Seq > m.last+1 {
+			m.lose(m.last+1, f.Seq-1, m.mute())
+		}
+		m.settle(f.Seq)
+		m.strange = 0
+		m.apply(f, way)
 	}
+}
+
+// mute says why no replay closes a gap.
+func (m *Machine) mute() string {
+	if m.cfg.Replay {
+		return "no answer from the replay endpoint"
+	}
+	return "no replay endpoint"
+}
+
+// consult lets a frame wait for what a replay says.
+func (m *Machine) consult(now time.Time, f Frame) {
+	m.inquire(now)
+	m.wait(f)
 }
 
 // first takes the first frame known of a life.
 func (m *Machine) first(f Frame, way event.Way) {
-	m.state, m.reason = Beginning(f.Seq, m.cfg.First)
-	m.whole, m.began = f.Seq, f.Time
+	m.standing, m.whole = beginning(f.Seq, m.cfg.First), f.Seq
 	m.apply(f, way)
 }
 
-// Beginning returns how complete a life is whose first known batch has a sequence; it begins with another.
-func Beginning(known, first event.Seq) (event.State, string) {
-	if known > first {
-		return event.StatePartial, fmt.Sprintf("first heard at sequence %d", known)
-	}
-	return event.StateLive, ""
-}
-
 func (m *Machine) apply(f Frame, way event.Way) {
-	m.known, m.last = true, f.Seq
-	if f.came.links > 0 {
-		m.heardOn = m.moment.links
-	}
-	m.recents = remember(m.recents, event.Recent{Seq: f.Seq, Time: f.Time, Payload: f.Payload}, m.pending(), m.whole)
+	m.known, m.last, f.life = true, f.Seq, m.life
+	m.recents = remember(m.recents, event.Recent{Seq: f.Seq, Time: f.Time, Payload: f.Payload}, m.standing.unproved, m.unproven)
 	m.do(Action{Kind: Apply, Frame: f, Way: way})
 }
 
-// hurt makes the source partial: something below a sequence is missing, or not proved.
+// hurt makes the source partial: something below a sequence is missing.
 func (m *Machine) hurt(whole event.Seq, reason string) {
-	m.state, m.reason, m.whole = event.StatePartial, reason, max(m.whole, whole)
+	m.standing.missing, m.whole = reason, max(m.whole, whole)
 }
 
 // lose gives a range up, and with it everything that was known to be resident.
 func (m *Machine) lose(first, last event.Seq, reason string) {
 	m.do(Action{Kind: Lose, First: first, Last: last, Reason: reason})
 	m.known, m.last = true, last
-	m.hurt(last+1, Hole(first, last, reason))
-}
-
-// Hole returns the reason of a source that lost a range.
-func Hole(first, last event.Seq, reason string) string {
-	return fmt.Sprintf("lost %d to %d: %s", first, last, reason)
+	m.hurt(last+1, hole(first, last, reason))
 }

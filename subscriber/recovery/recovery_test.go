@@ -39,6 +39,8 @@ type scenario struct {
 	cfg recovery.Config
 	m   *recovery.Machine
 	now time.Time
+
+	applied recovery.Frame // last
 }
 
 func newScenario(t *testing.T, d *datadriven.TestData) *scenario {
@@ -105,12 +107,14 @@ func (s *scenario) step(out *strings.Builder, fields []string) {
 	case "disconnected":
 		record(s.m.Disconnected(s.now))
 	case "cleared":
-		last, _ := s.m.Last()
-		s.m.Cleared(last)
+		s.m.Cleared(s.applied)
 	default:
 		s.t.Fatalf("unknown command %q", fields[0])
 	}
 	for _, a := range actions {
+		if a.Kind == recovery.Apply {
+			s.applied = a.Frame
+		}
 		fmt.Fprintln(out, describe(a))
 	}
 	state, reason := s.m.State(s.now)

@@ -7,121 +7,139 @@ import (
 	"kvstrata/event"
 )
 
-// purpose is why a replay was asked for.
-type purpose uint8
-
-const (
-	noReplay    purpose = iota
-	fromStart           // everything there is of a life
-	closeGap            // the hole after last
-	verifyLife          // the last batch, to see that it is still this life's, and what followed it
-	probeSilent         // what came after last, since nothing does; live frames do not wait for it
-	proveLate           // as verifyLife, when live frames have waited long enough
-)
+// reply is what is known of the replay asked for last.
+type reply struct {
+	running  bool
+	holds    bool      // live frames wait for it
+	from     event.Seq // the last batch remembered, which proves the life
+	deadline time.Time
+	empty    bool      // it brought nothing yet
+	moved    bool      // it begins beyond what could prove the life
+	progress bool      // it brought something new
+	ahead    event.Seq // its lowest sequence beyond the hole
+	hasAhead bool
+}
 
 // inquire asks for what live frames have to wait for.
-func (m *Machine) inquire(now time.Time) {
-	switch {
-	case !m.known:
-		m.ask(now, fromStart, 0)
-	case m.unsure(): // nothing that comes is of use before the life is proved
-		m.ask(now, verifyLife, m.anchor())
-	default:
-		m.ask(now, closeGap, m.last+1)
+func (m *Machine) inquire(now time.Time) { m.ask(now, true) }
+
+// ask asks the engine for everything from the last batch remembered: its answer shows first whether the life is still the
+// same.
+func (m *Machine) ask(now time.Time, holds bool) {
+	m.reply = reply{running: true, holds: holds, deadline: now.Add(m.cfg.ReplayTimeout), empty: true}
+	if m.known {
+		m.reply.from = m.anchor()
 	}
-}
-
-func (m *Machine) ask(now time.Time, why purpose, from event.Seq) {
-	m.asked, m.from, m.deadline = why, from, now.Add(m.cfg.ReplayTimeout)
-	m.progress, m.hasAhead, m.empty = false, false, true
-	m.moment.asks++
+	m.asks++
 	// What is still under way of an earlier reply must not be taken for this one's.
-	m.do(Action{Kind: Ask, First: from, Reopen: m.replying})
-	m.replying = true
+	m.do(Action{Kind: Ask, First: m.reply.from, Reopen: m.open})
+	m.open = true
 }
 
-// replayed takes a frame of a replay from the start, into a gap, or into silence.
+// replayed takes a frame of the running replay.
 func (m *Machine) replayed(now time.Time, f Frame) {
+	initial := m.reply.empty
+	m.reply.empty = false
+	if m.silent { // it answers again: from now on it decides
+		m.silent, m.reply.holds = false, true
+	}
 	way := event.Recovered
-	if m.asked == probeSilent {
+	if !m.reply.holds {
 		way = event.Asked
 	}
-	switch {
+	switch payload, remembered := m.recall(f.Seq); {
 	case !m.known:
 		m.discardOld() // of an earlier life, or in this replay
-		m.progress = true
-		m.moment.proofs++
-		m.behind = m.behind || !m.connected // what was heard may be of a life before this one
+		m.behind = m.behind || m.links > 1 || !m.connected
 		m.first(f, way)
-	case f.Seq <= m.last && (m.precedes(f) || !m.betrays(f)):
-		m.duplicate(f) // it came live since the replay was asked for
-	case f.Seq <= m.last:
+		m.extend(now)
+	case remembered && payload != f.Payload:
 		m.proveNewLife(now, fmt.Sprintf("replay answers sequence %d with another batch", f.Seq))
 		m.duplicate(f)
-	case f.Seq == m.last+1:
-		m.progress = true
+	case initial && m.unsure() && remembered && f.Seq == m.reply.from:
+		m.prove(now)
+		m.duplicate(f)
+		m.reply.deadline = now.Add(m.cfg.ReplayTimeout)
+	case initial && m.unsure() && f.Seq <= m.last+1:
+		m.proveNewLife(now, "the replay no longer has what would prove the life known")
+		m.duplicate(f)
+	case f.Seq == m.last+1 && !m.reply.moved:
 		m.next(f, way)
+		m.extend(now)
+	case f.Seq <= m.last:
+		m.duplicate(f)
 	default:
-		if !m.hasAhead {
-			m.ahead, m.hasAhead = f.Seq, true
+		m.reply.moved = m.reply.moved || initial && m.unsure()
+		if !m.reply.hasAhead {
+			m.reply.ahead, m.reply.hasAhead = f.Seq, true
 		}
 		m.duplicate(f) // of no use until the hole before it is closed; asked for again then
 	}
 }
 
-// ended takes the end of a replay: by its marker, or by silence.
+// extend gives a reply that brought something new more time; one of nothing new must not go on for ever.
+func (m *Machine) extend(now time.Time) {
+	m.reply.progress, m.reply.deadline = true, now.Add(m.cfg.ReplayTimeout)
+}
+
+// ended takes the end of the running replay: by its marker, or by silence.
 func (m *Machine) ended(now time.Time, silence string) {
-	why := m.asked
-	m.asked = noReplay
-	if m.progress {
+	r := m.reply
+	m.reply.running = false
+	if m.barren++; r.progress {
 		m.barren = 0
-	} else {
-		m.barren++
 	}
-	answered := silence == ""
-	switch {
-	case why == noReplay:
-		m.barren = 0
+	if silence != "" {
+		m.unanswered(now, r)
 		return
-	case (why == verifyLife || why == proveLate) && answered:
-		// The engine does not have our last batch: it began anew.
-		m.proveNewLife(now, fmt.Sprintf("replay knows nothing of sequence %d", m.from))
-		return
-	case why == proveLate:
-		m.barren = 0
-		return
-	case !answered && why != probeSilent && m.again():
-		m.inquire(now)
-		return
-	case why == verifyLife:
-		// No proof is to be had: the sequence of what comes on this connection must do, and it stays in doubt until then.
-		m.tried = now
-		m.moment.silences++
-		m.discardOld()
-	case why == fromStart && !answered && len(m.held) > 0:
-		m.begun = true // it would be as silent again
 	}
-	m.discardForeign(answered)
+	if r.empty && m.unsure() {
+		m.proveNewLife(now, fmt.Sprintf("replay knows nothing of sequence %d", r.from))
+		return
+	}
+	m.sift()
 	// The reply may have been short: routers drop what a slow client does not take.
-	hole := m.hasAhead || len(m.held) > 0
-	if !m.known || len(m.held) > 0 && m.held[0].Seq <= m.last+1 {
-		hole = false // what was held back goes on from here
+	if !m.hasHole(r) {
+		m.barren, m.rounds = 0, 0
+		return
 	}
-	if hole && why != verifyLife && m.again() {
+	if m.again() {
 		m.inquire(now)
 		return
 	}
 	m.barren, m.rounds = 0, 0
-	if !hole {
+	m.giveUp(now, r, "the replay does not reach back so far")
+}
+
+// unanswered takes the silence of a replay. If there was one too often, what is heard must do: it can't prove a life.
+func (m *Machine) unanswered(now time.Time, r reply) {
+	if m.silent || !r.holds {
+		m.barren = 0
 		return
 	}
-	if answered {
-		silence = "the replay does not reach back so far"
-	}
-	m.discardFallen()
-	m.giveUp(silence)
-	if m.hasAhead && (len(m.held) == 0 || m.held[0].Seq > m.last+1) {
+	if m.again() {
 		m.inquire(now)
+		return
+	}
+	m.barren, m.rounds = 0, 0
+	m.silent, m.tried, m.tries = true, now, 0
+	m.discardOld()
+	if m.behind && m.known {
+		m.suspect(now, reconnected)
+	}
+}
+
+// hasHole reports whether the reply, or what is held back, has something beyond what is missing.
+func (m *Machine) hasHole(r reply) bool {
+	switch {
+	case !m.known:
+		return false
+	case r.moved:
+		return true
+	case len(m.held) > 0 && !m.behind:
+		return m.held[0].Seq > m.last+1
+	default:
+		return r.hasAhead && r.ahead > m.last+1
 	}
 }
 
@@ -131,23 +149,19 @@ func (m *Machine) again() bool {
 	return m.barren < m.cfg.Attempts && m.rounds < m.cfg.Rounds
 }
 
-// resume returns where to go on asking.
-func (m *Machine) resume() event.Seq {
-	if !m.known {
-		return 0
-	}
-	return m.last + 1
-}
-
 // giveUp loses the hole after last, up to the next batch that there is: the first one held, or one that the last reply
-// had beyond the hole.
-func (m *Machine) giveUp(reason string) {
-	next, found := m.ahead, m.hasAhead
-	if len(m.held) > 0 && m.held[0].Seq > m.last && (!found || m.held[0].Seq < next) {
-		next, found = m.held[0].Seq, true
-	}
-	if !found || !m.known || next <= m.last+1 {
-		return
+// had beyond the hole. Where the life was in doubt only the reply counts; what it has is of the engine, and nothing is left that
+// was not.
+func (m *Machine) giveUp(now time.Time, r reply, reason string) {
+	next := r.ahead
+	if !r.moved && !m.behind && len(m.held) > 0 && (!r.hasAhead || m.held[0].Seq < next) {
+		next = m.held[0].Seq
 	}
 	m.lose(m.last+1, next-1, reason)
+	if r.moved {
+		m.doubt, m.standing.unproved, m.behind = noDoubt, false, true
+	}
+	if r.hasAhead && (len(m.held) == 0 || m.held[0].Seq > m.last+1) {
+		m.inquire(now)
+	}
 }

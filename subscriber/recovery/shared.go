@@ -3,8 +3,6 @@ package recovery
 import (
 	"fmt"
 	"time"
-
-	"kvstrata/event"
 )
 
 // maxFlips is how often in a row, each within StaleAfter of the one before, another life may show itself while the
@@ -14,7 +12,7 @@ const maxFlips = 3
 // flip counts such a falling back, and reports whether it is one too many: two publishers seem to share the name. From
 // then on nothing is applied, since what is whose can't be told.
 func (m *Machine) flip(now time.Time) bool {
-	if m.doubt == ourRestart || m.doubt == reconnected {
+	if m.elsewhere() {
 		return false
 	}
 	if now.Sub(m.flipped) > m.cfg.StaleAfter {
@@ -26,13 +24,14 @@ func (m *Machine) flip(now time.Time) bool {
 		return false
 	}
 	m.shared, m.heard = true, m.last
-	m.asked, m.doubt = noReplay, noDoubt
+	m.reply.running, m.doubt = false, noDoubt
 	for _, h := range m.held {
 		m.duplicate(h)
 	}
 	m.held, m.heldBytes = nil, 0
 	m.hurt(m.last+1, fmt.Sprintf("two publishers seem to share this name: %d times sequences fell back and nobody had reconnected; nothing is taken until one is silent", m.flips))
-	m.do(Action{Kind: Tell, State: event.StatePartial, Reason: m.reason})
+	state, reason := m.standing.tell()
+	m.do(Action{Kind: Tell, State: state, Reason: reason})
 	return true
 }
 
@@ -56,6 +55,7 @@ func (m *Machine) part(now time.Time) {
 	m.do(Action{Kind: NewLife, Reason: "one publisher is left of two"})
 	m.forget()
 	if m.cfg.Replay {
+		m.behind = true
 		m.inquire(now)
 	}
 }
