@@ -35,6 +35,7 @@ type engine struct {
 	machine *recovery.Machine
 	ledger  event.Ledger
 	epoch   event.Epoch
+	lives   []event.PastLife
 	stream  Stream
 
 	complained time.Time
@@ -228,6 +229,7 @@ func (e *engine) execute(ctx context.Context, s feed, now time.Time, actions []r
 
 // newLife begins an epoch; consumers learn of it by its first message, and late ones by its checkpoint.
 func (e *engine) newLife(now time.Time) {
+	e.lives = event.Bury(e.lives, event.PastLife{Epoch: e.epoch, Ledger: e.ledger, TailUnknown: true})
 	e.epoch = max(e.epoch+1, event.Epoch(now.UnixMilli()))
 	e.set.Reset()
 	e.hashing.verifier.Reset()
@@ -378,6 +380,7 @@ func (e *engine) status(now time.Time) *event.Status {
 		Source: e.cfg.Source, Epoch: e.epoch, Seq: e.ledger.Last, Time: event.UnixTime(now), Digest: e.set.Digest(),
 		Ledger: e.ledger.Clone(), Dialect: e.decoder.Dialect().Told(), Endpoint: e.cfg.Endpoint, Copies: event.CopiesCounted,
 		Contract: e.decoder.Contract(), PoolSize: e.pool(), Groups: e.set.Groups(), Counters: e.counters(),
+		PastLives: e.lives,
 	}
 	if e.cfg.AsSet {
 		st.Copies = event.CopiesUnknown
@@ -420,7 +423,7 @@ func (e *engine) trust(state event.State, reason string) (event.State, string) {
 func (e *engine) checkpoint(now time.Time) {
 	cp := &event.Checkpoint{
 		Epoch: e.epoch, Seq: e.ledger.Last, Written: event.UnixTime(now), Ledger: e.ledger.Clone(),
-		Recents: append([]event.Recent(nil), e.machine.Recents()...),
+		Recents: append([]event.Recent(nil), e.machine.Recents()...), PastLives: e.lives,
 	}
 	cp.State, cp.Reason = e.machine.Data()
 	e.stream.Checkpoint(cp, e.set.Snapshot())

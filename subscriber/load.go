@@ -34,6 +34,7 @@ func (e *engine) load(ctx context.Context) (*recovery.Prior, error) {
 	mark := &event.Status{
 		Epoch: p.Epoch, Seq: p.Ledger.Last,
 		Time: event.UnixTime(time.Now()), Digest: e.set.Digest(), Ledger: p.Ledger.Clone(), Dialect: e.decoder.Dialect().Told(), Endpoint: e.cfg.Endpoint,
+		PastLives: p.Lives,
 	}
 	mark.State, mark.Reason = e.trust(event.StateRecovering, "taken over by a subscriber")
 	if err := e.stream.Status(mark); err != nil {
@@ -48,11 +49,13 @@ func (e *engine) load(ctx context.Context) (*recovery.Prior, error) {
 	if errors.Is(err, recovery.ErrHole) || errors.Is(err, bus.ErrStreamChanged) || isInvariant(err) {
 		e.log.Warn("the source's past can't be read; it begins anew", "err", err)
 		e.set.Reset()
+		lives := p.Ended()
 		p = e.newPast(nil, 0)
+		p.Lives = lives
 	} else if err != nil {
 		return nil, err
 	}
-	e.ledger = p.Ledger
+	e.ledger, e.lives = p.Ledger, p.Lives
 	if e.epoch = p.Epoch; p.Epoch == 0 {
 		e.epoch = max(highest+1, event.Epoch(time.Now().UnixMilli()))
 	}

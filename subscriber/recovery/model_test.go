@@ -2,6 +2,7 @@ package recovery_test
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -61,7 +62,10 @@ func (w *world) boot() {
 			w.fatalf("follow the tail: %v", err)
 		}
 	}
-	w.ledger, w.epoch = p.Ledger.Clone(), p.Epoch
+	if diff := cmp.Diff(w.ended(p.Epoch), spans(p.Lives)); diff != "" {
+		w.fatalf("past lives:\n%s", diff)
+	}
+	w.ledger, w.epoch, w.past = p.Ledger.Clone(), p.Epoch, p.Lives
 	if w.epoch == 0 {
 		w.epochs++
 		w.epoch = w.epochs
@@ -74,6 +78,34 @@ func (w *world) boot() {
 	if w.kill < 0 {
 		w.checkpoint()
 	}
+}
+
+// ended returns the lives before an epoch, as far as they stand in the stream.
+func (w *world) ended(epoch event.Epoch) []string {
+	var lives []event.PastLife
+	last := event.PastLife{TailUnknown: true}
+	for _, m := range w.stream {
+		for i := range m.batches {
+			if m.epoch != last.Epoch {
+				lives = event.Bury(lives, last)
+				last = event.PastLife{Epoch: m.epoch, TailUnknown: true}
+			}
+			last.Ledger.Count(&m.batches[i])
+		}
+	}
+	if last.Epoch < epoch {
+		lives = event.Bury(lives, last)
+	}
+	return spans(lives)
+}
+
+// spans names lives by what is in the stream of them; what was of no use is counted in memory only.
+func spans(lives []event.PastLife) []string {
+	var s []string
+	for _, l := range lives {
+		s = append(s, fmt.Sprintf("%d: %d to %d, %d lost, tail unknown: %v", l.Epoch, l.Ledger.First, l.Ledger.Last, l.Ledger.Lost, l.TailUnknown))
+	}
+	return s
 }
 
 // crash kills the subscriber: of what it sent last, only some is stored.
@@ -155,6 +187,7 @@ func (w *world) newEpoch(reason string) {
 	if w.owner == len(w.lives)-1 && !w.motley && !blind {
 		w.fatalf("a new life was seen, and there was none")
 	}
+	w.past = event.Bury(w.past, event.PastLife{Epoch: w.epoch, Ledger: w.ledger, TailUnknown: true})
 	w.epochs++
 	w.epoch = w.epochs
 	w.set.Reset()
@@ -236,7 +269,7 @@ func (w *world) checkpoint() {
 	cp := event.Checkpoint{
 		Source: event.Source{Cluster: "c", Model: "m", Instance: "i", Origin: event.Engine}, Epoch: w.epoch, Fence: w.fence, Seq: w.ledger.Last,
 		Digest: snap.Digest, Groups: snap.Groups, Entries: snap.Len, Fullest: snap.Fullest, Ledger: w.ledger.Clone(),
-		Recents: slices.Clone(w.m.Recents()),
+		Recents: slices.Clone(w.m.Recents()), PastLives: w.past,
 	}
 	cp.State, cp.Reason = w.m.Data()
 	var object bytes.Buffer

@@ -19,6 +19,7 @@ type Past struct {
 	Recents []event.Recent
 	State   event.State // live or partial, once the ledger has started
 	Reason  string
+	Lives   []event.PastLife // that ended before
 
 	first event.Seq
 }
@@ -29,7 +30,8 @@ func NewPast(first event.Seq, cp *event.Checkpoint) Past {
 		return Past{first: first}
 	}
 	return Past{
-		Epoch: cp.Epoch, Fence: cp.Fence, Ledger: cp.Ledger.Clone(), Recents: cp.Recents, State: cp.State, Reason: cp.Reason, first: first,
+		Epoch: cp.Epoch, Fence: cp.Fence, Ledger: cp.Ledger.Clone(), Recents: cp.Recents, State: cp.State, Reason: cp.Reason, Lives: cp.PastLives,
+		first: first,
 	}
 }
 
@@ -53,7 +55,7 @@ func (p *Past) Follow(set *resident.Set, fence event.Fence, epoch event.Epoch, b
 	}
 	if epoch > p.Epoch {
 		set.Reset()
-		*p = Past{Epoch: epoch, first: p.first}
+		*p = Past{Epoch: epoch, Lives: p.Ended(), first: p.first}
 	}
 	p.Fence = fence
 	for i := range batches {
@@ -73,6 +75,11 @@ func (p *Past) Follow(set *resident.Set, fence event.Fence, epoch event.Epoch, b
 		p.count(b)
 	}
 	return nil
+}
+
+// Ended returns the lives that have ended once another begins.
+func (p *Past) Ended() []event.PastLife {
+	return event.Bury(p.Lives, event.PastLife{Epoch: p.Epoch, Ledger: p.Ledger.Clone(), TailUnknown: true})
 }
 
 // count enters a batch.
@@ -104,6 +111,9 @@ func (p *Past) Hear(st *event.Status) {
 	p.Fence = st.Fence
 	if st.Epoch > p.Epoch || st.Ledger.Started != p.Ledger.Started || st.Seq != p.Ledger.Last {
 		return // of a life, or a place in it, that is not reached
+	}
+	if len(st.PastLives) > 0 {
+		p.Lives = st.PastLives // of those whose batches stand before the checkpoint too
 	}
 	p.Ledger.Duplicates, p.Ledger.Malformed = st.Ledger.Duplicates, st.Ledger.Malformed
 	p.Ledger.Dropped = st.Ledger.Dropped

@@ -180,6 +180,7 @@ type world struct {
 	ledger event.Ledger
 	epoch  event.Epoch
 	epochs event.Epoch // given so far
+	past   []event.PastLife
 	fence  event.Fence
 	kill   int // actions until it is killed; −1: not now
 
