@@ -130,7 +130,7 @@ func (e *engine) readTail(ctx context.Context, p *past, end uint64) error {
 
 // follow applies one message of the tail.
 func (e *engine) follow(p *past, d *bus.Delivery, dec *event.Decoder) error {
-	if p.IsOutdated(d.Head.Fence, d.Head.Epoch) {
+	if !p.Admit(d.Head.Fence, d.Head.Epoch) {
 		return nil
 	}
 	batches, err := dec.Decode(d.Data)

@@ -2,6 +2,7 @@ package recovery_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -28,7 +29,8 @@ func TestModel(t *testing.T) {
 		tr := trouble{
 			replay: rapid.IntRange(0, 4).Draw(t, "replay") > 0,
 			deaf:   rapid.Bool().Draw(t, "deaf"), moves: rapid.Bool().Draw(t, "moves"), broken: rapid.Bool().Draw(t, "broken"),
-			proxy: rapid.IntRange(0, 3).Draw(t, "proxy") == 0,
+			proxy: rapid.IntRange(0, 3).Draw(t, "proxy") == 0, fills: rapid.IntRange(0, 3).Draw(t, "fills") == 0,
+			drops: rapid.IntRange(0, 3).Draw(t, "drops") == 0, late: rapid.IntRange(0, 3).Draw(t, "late") == 0,
 		}
 		w := newWorld(t, tr, rapid.SampledFrom([]int{3, 50, 1000}).Draw(t, "held"))
 		for range rapid.IntRange(1, 150).Draw(t, "steps") {
@@ -45,7 +47,9 @@ func (w *world) boot() {
 	var cp *event.Checkpoint
 	from := 0
 	if n := len(w.checkpoints); n > 0 {
-		chosen := w.checkpoints[max(0, n-1-rapid.IntRange(0, 1).Draw(w.t, "older"))]
+		older := rapid.IntRange(0, min(1, n-1)).Draw(w.t, "older")
+		w.rewound = w.rewound || older > 0
+		chosen := w.checkpoints[n-1-older]
 		var err error
 		if cp, err = w.set.Load(bytes.NewReader(chosen.object)); err != nil {
 			w.fatalf("load checkpoint: %v", err)
@@ -58,11 +62,20 @@ func (w *world) boot() {
 	for _, m := range w.stream[from:] {
 		if m.status != nil {
 			p.Hear(m.status)
-		} else if err := p.Follow(w.set, m.fence, m.epoch, m.batches); err != nil {
+		} else if err := p.Follow(w.set, m.fence, m.epoch, m.batches); errors.Is(err, recovery.ErrHole) && w.dropped {
+			w.set.Reset()
+			lives := p.Ended()
+			p = recovery.NewPast(0, nil)
+			p.Lives = lives
+			w.owner, w.mixed, w.lost, w.motley = nobody, false, false, false
+			break
+		} else if err != nil {
 			w.fatalf("follow the tail: %v", err)
 		}
 	}
-	if diff := cmp.Diff(w.ended(p.Epoch), spans(p.Lives)); diff != "" {
+	if w.dropped || w.rewound {
+		// What was dropped can't be counted again; and a life that a newer checkpoint had ended may have gone on.
+	} else if diff := cmp.Diff(w.ended(p.Epoch), spans(p.Lives)); diff != "" {
 		w.fatalf("past lives:\n%s", diff)
 	}
 	w.ledger, w.epoch, w.past = p.Ledger.Clone(), p.Epoch, p.Lives
@@ -74,17 +87,40 @@ func (w *world) boot() {
 	w.link, w.heard, w.reply, w.end = false, nil, nil, false
 	w.m = recovery.New(w.cfg)
 	w.tell(event.StateRecovering, "taken over by a subscriber")
+	w.stored = len(w.stream)
+	w.straggle()
 	w.act(w.m.Start(w.now, p.Prior()))
 	if w.kill < 0 {
 		w.checkpoint()
 	}
 }
 
+// straggle lets the holder before, who does not know that it lost the lease, get something in.
+func (w *world) straggle() {
+	if !w.late || w.fence == 1 {
+		return
+	}
+	b := event.Batch{
+		First: w.ledger.Last + 1, Last: w.ledger.Last + 1, Way: event.Live, Rank: -1,
+		Events: []event.Event{{Kind: event.Cleared, Cause: event.ByEngine, Group: event.NoGroup, LoRAID: event.NoLoRAID}},
+	}
+	w.stream = append(w.stream, message{fence: w.fence - 1, epoch: w.epoch + event.Epoch(rapid.IntRange(0, 1).Draw(w.t, "late life"))<<32, batches: []event.Batch{b}})
+}
+
+// ruling returns the messages of the stream that were sent by who held the source then.
+func (w *world) ruling() []message {
+	var fence event.Fence
+	return slices.DeleteFunc(slices.Clone(w.stream), func(m message) bool {
+		fence = max(fence, m.fence)
+		return m.fence < fence
+	})
+}
+
 // ended returns the lives before an epoch, as far as they stand in the stream.
 func (w *world) ended(epoch event.Epoch) []string {
 	var lives []event.PastLife
 	last := event.PastLife{TailUnknown: true}
-	for _, m := range w.stream {
+	for _, m := range w.ruling() {
 		for i := range m.batches {
 			if m.epoch != last.Epoch {
 				lives = event.Bury(lives, last)
@@ -126,7 +162,7 @@ func (w *world) crash() {
 func (w *world) recall() {
 	w.owner, w.mixed, w.lost = nobody, false, false
 	var epoch event.Epoch
-	for _, m := range w.stream {
+	for _, m := range w.ruling() {
 		for i := range m.batches {
 			b := &m.batches[i]
 			w.learn(b, m.life, m.epoch != epoch)
@@ -142,12 +178,12 @@ func (w *world) learn(b *event.Batch, life int, first bool) {
 	}
 	other := life != nobody && w.owner != nobody && life != w.owner
 	w.motley = w.motley || other
-	w.mixed = w.mixed || other
+	w.mixed = w.mixed || other && !w.empty
 	if life != nobody {
 		w.owner = life
 	}
 	w.lost = w.lost || b.Way == event.Lost
-	if b.Events[0].Kind == event.Cleared {
+	if w.empty = len(b.Events) > 0 && b.Events[0].Kind == event.Cleared; w.empty {
 		w.mixed = false
 	}
 }
@@ -218,6 +254,9 @@ func (w *world) apply(a *recovery.Action) {
 			w.m.Cleared(f)
 		}
 	}
+	if w.fills && l.after[at].total() == of(w.set).total() {
+		w.m.Filled(f)
+	}
 	w.publishBatch(b, int(f.Payload>>32))
 	if !w.lost && !w.motley && w.owner != nobody {
 		if diff := cmp.Diff(w.lives[w.owner].judged[f.Seq], b.Events); diff != "" {
@@ -252,6 +291,10 @@ func (w *world) publishBatch(b event.Batch, life int) {
 	w.ledger.Count(&b)
 	if !w.ledger.Balanced() {
 		w.fatalf("the ledger does not add up: %+v", w.ledger)
+	}
+	if w.drops && rapid.IntRange(0, 30).Draw(w.t, "drop") == 0 {
+		w.dropped = true
+		b.Way, b.Events = event.Dropped, nil
 	}
 	w.stream = append(w.stream, message{fence: w.fence, epoch: w.epoch, batches: []event.Batch{b}, life: life})
 }
@@ -308,7 +351,7 @@ func (w *world) check() {
 	default:
 		w.fatalf("data are %v", state)
 	}
-	if w.followed == len(w.stream) && w.at == w.epoch && w.began && w.follower.Digest() != w.set.Digest() {
+	if w.followed == len(w.stream) && !w.holed && w.at == w.epoch && w.began && w.follower.Digest() != w.set.Digest() {
 		w.fatalf("the follower has another set")
 	}
 }
@@ -317,14 +360,18 @@ func (w *world) check() {
 func (w *world) follow() {
 	for ; w.followed < w.stored; w.followed++ {
 		m := w.stream[w.followed]
-		if m.status != nil {
+		w.ruler = max(w.ruler, m.fence)
+		if m.status != nil || m.fence < w.ruler {
 			continue
 		}
 		for i := range m.batches {
 			b := &m.batches[i]
 			if m.epoch > w.at {
 				w.follower.Reset()
-				w.at, w.began = m.epoch, false
+				w.at, w.began, w.holed = m.epoch, false, false
+			}
+			if w.holed = w.holed || b.Way == event.Dropped; w.holed {
+				continue // until another life: it would load a checkpoint
 			}
 			if m.epoch < w.at || w.began && b.First != w.next {
 				w.fatalf("the stream has %d of epoch %d where %d of %d is due", b.First, m.epoch, w.next, w.at)

@@ -43,21 +43,25 @@ func (p *Past) Prior() *Prior {
 	return &Prior{Started: true, Last: p.Ledger.Last, Recents: p.Recents, State: p.State, Reason: p.Reason}
 }
 
-// IsOutdated reports whether a message was sent by who was no longer the holder, or in a life before.
-func (p *Past) IsOutdated(fence event.Fence, epoch event.Epoch) bool {
-	return fence < p.Fence || epoch < p.Epoch
+// Admit reports whether a message counts: it was not sent by who was no longer the holder, nor in a life before. A holder rules
+// from its first message on, whatever life that is of.
+func (p *Past) Admit(fence event.Fence, epoch event.Epoch) bool {
+	if fence < p.Fence {
+		return false
+	}
+	p.Fence = fence
+	return epoch >= p.Epoch
 }
 
 // Follow applies one message of the stream to the past and its set. Batches that are known are passed over.
 func (p *Past) Follow(set *resident.Set, fence event.Fence, epoch event.Epoch, batches []event.Batch) error {
-	if p.IsOutdated(fence, epoch) {
+	if !p.Admit(fence, epoch) {
 		return nil
 	}
 	if epoch > p.Epoch {
 		set.Reset()
-		*p = Past{Epoch: epoch, Lives: p.Ended(), first: p.first}
+		*p = Past{Epoch: epoch, Fence: fence, Lives: p.Ended(), first: p.first}
 	}
-	p.Fence = fence
 	for i := range batches {
 		b := &batches[i]
 		if b.Way == event.Dropped { // counted when it was received; what it changed is not in the stream
@@ -105,10 +109,9 @@ func (p *Past) count(b *event.Batch) {
 
 // Hear takes a status: it says what the batches can't.
 func (p *Past) Hear(st *event.Status) {
-	if p.IsOutdated(st.Fence, st.Epoch) {
+	if !p.Admit(st.Fence, st.Epoch) {
 		return
 	}
-	p.Fence = st.Fence
 	if st.Epoch > p.Epoch || st.Ledger.Started != p.Ledger.Started || st.Seq != p.Ledger.Last {
 		return // of a life, or a place in it, that is not reached
 	}

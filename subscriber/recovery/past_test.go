@@ -123,6 +123,7 @@ func TestPastHearsWhatFits(t *testing.T) {
 		fence  event.Fence
 	}{
 		{"here", event.Status{Fence: 2, Epoch: 5, Seq: 0, State: event.StatePartial, Reason: unproved}, unproved, 2},
+		{"of a life before", event.Status{Fence: 2, Epoch: 4, Seq: 0, State: event.StatePartial, Reason: unproved}, "", 2},
 		{"further on", event.Status{Fence: 2, Epoch: 5, Seq: 1, State: event.StatePartial, Reason: unproved}, "", 2},
 		{"of another life", event.Status{Fence: 2, Epoch: 6, Seq: 0, State: event.StatePartial, Reason: unproved}, "", 2},
 		{"of an earlier holder", event.Status{Fence: 0, Epoch: 5, Seq: 0, State: event.StatePartial, Reason: unproved}, "", 1},

@@ -35,6 +35,13 @@ func (c copies) apply(events []event.Event) copies {
 	return c
 }
 
+func (c copies) total() (n uint32) {
+	for _, copies := range c {
+		n += copies
+	}
+	return n
+}
+
 // within reports whether nothing is counted that there is not.
 func (c copies) within(there copies) bool {
 	for at, n := range c {
@@ -155,6 +162,9 @@ type trouble struct {
 	moves  bool // its buffer may be short
 	broken bool // batches may be malformed, or missing at the engine
 	proxy  bool // it may restart without its connection breaking
+	fills  bool // the size of its pool is known
+	drops  bool // the stream may refuse what we send
+	late   bool // a subscriber that lost its lease may get something in afterwards
 }
 
 // world is an engine, the network, the stream, and a subscriber that is killed now and then.
@@ -193,11 +203,16 @@ type world struct {
 	at          event.Epoch // the follower's
 	next        event.Seq
 	began       bool
+	ruler       event.Fence // the highest it has seen
+	holed       bool        // it misses something of this life
+	dropped     bool        // something was dropped, in whatever life
+	rewound     bool        // an older checkpoint was read than there was
 
 	// What became of the truth in the present epoch.
 	owner  int  // life of the last batch applied
 	motley bool // batches of several lives are in it
 	mixed  bool // lives are mixed under an epoch that is marked unproved
+	empty  bool // the last batch left nothing resident
 	lost   bool // something was lost, or never known
 }
 
