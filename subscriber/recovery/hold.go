@@ -12,7 +12,7 @@ func (m *Machine) holding() bool { return m.reply.running && m.reply.holds }
 
 // hold takes a live frame in. What does not fit is dropped; a later frame shows the gap.
 func (m *Machine) hold(f Frame) {
-	f.links, f.asks = m.links, m.asks
+	f.asks = m.asks
 	if len(m.held) >= m.cfg.MaxHeld || len(m.held) > 0 && m.heldBytes+len(f.Data) > m.cfg.MaxHeldBytes {
 		m.duplicate(f)
 		return
@@ -55,11 +55,6 @@ func (m *Machine) discard(useless func(Frame) bool) {
 		m.duplicate(f)
 		return true
 	})
-}
-
-// discardOld drops what was held back before the last reconnect.
-func (m *Machine) discardOld() {
-	m.discard(func(f Frame) bool { return f.links != m.links })
 }
 
 // match looks for the first frame held that a replay had too: this life is heard from there on, and what came before it is

@@ -148,12 +148,11 @@ func (m *Machine) restart(now time.Time, f Frame, way event.Way) {
 	}
 }
 
-// proveNewLife begins the life that a replay has shown. What was held back of the old one is of no use, and more of it may come.
+// proveNewLife begins the life that a replay has shown. What is held back may be of the old one, and more of it may come.
 func (m *Machine) proveNewLife(now time.Time, reason string) {
 	if m.flip(now) {
 		return
 	}
-	m.discardOld()
 	m.do(Action{Kind: NewLife, Reason: reason})
 	m.forget()
 	m.behind = true

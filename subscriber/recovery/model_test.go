@@ -182,7 +182,7 @@ func (w *world) learn(b *event.Batch, life int, first bool) {
 	if life != nobody {
 		w.owner = life
 	}
-	w.lost = w.lost || b.Way == event.Lost
+	w.lost = w.lost || b.Way == event.Lost || b.Way == event.Dropped // which may have told a loss
 	if w.empty = len(b.Events) > 0 && b.Events[0].Kind == event.Cleared; w.empty {
 		w.mixed = false
 	}

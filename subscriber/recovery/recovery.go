@@ -53,8 +53,8 @@ type Frame struct {
 	Payload uint64     // XXH3-64 of Data
 	Data    []byte
 
-	links, asks int // of a live frame: the connections made, and the replays asked for, before it was read
-	life        int // for which it was applied
+	asks int // of a live frame: the replays asked for before it was read
+	life int // for which it was applied
 }
 
 // ActionKind says what is to be done.
@@ -261,8 +261,7 @@ func (m *Machine) ReplayEnd(now time.Time) []Action {
 }
 
 // Connected tells that the live socket has a peer (again). Behind a new connection may be another life than the one known,
-// whose sequence may already have passed ours. Until that is settled, what was held back before belongs to the old one, and
-// a reply under way to nobody.
+// whose sequence may already have passed ours, and a reply under way is the old one's.
 func (m *Machine) Connected(now time.Time) []Action {
 	m.begin()
 	if m.connected {
@@ -282,7 +281,6 @@ func (m *Machine) Connected(now time.Time) []Action {
 	if m.cfg.Replay && (m.known || m.links > 1) {
 		m.silent = false
 		m.behind = m.behind || !m.known
-		m.discardOld()
 		m.inquire(now)
 	}
 	return m.actions

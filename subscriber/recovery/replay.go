@@ -49,8 +49,7 @@ func (m *Machine) replayed(now time.Time, f Frame) {
 	}
 	switch payload, remembered := m.recall(f.Seq); {
 	case !m.known:
-		m.discardOld() // of an earlier life, or in this replay
-		m.behind = m.behind || m.links > 1 || !m.connected
+		m.behind = m.behind || !m.connected
 		m.first(f, way)
 		m.extend(now)
 	case remembered && payload != f.Payload:
@@ -63,7 +62,7 @@ func (m *Machine) replayed(now time.Time, f Frame) {
 	case initial && m.unsure() && f.Seq <= m.last+1:
 		m.proveNewLife(now, "the replay no longer has what would prove the life known")
 		m.duplicate(f)
-	case f.Seq == m.last+1 && !m.reply.moved:
+	case f.Seq == m.last+1:
 		m.next(f, way)
 		m.extend(now)
 	case f.Seq <= m.last:
@@ -123,7 +122,6 @@ func (m *Machine) unanswered(now time.Time, r reply) {
 	}
 	m.barren, m.rounds = 0, 0
 	m.silent, m.tried, m.tries = true, now, 0
-	m.discardOld()
 	if m.behind && m.known {
 		m.suspect(now, reconnected)
 	}

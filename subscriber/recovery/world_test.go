@@ -404,6 +404,7 @@ func (w *world) restart() {
 	}
 	w.pipe = w.pipe[:rapid.IntRange(0, len(w.pipe)).Draw(w.t, "left behind")]
 	if !w.replay {
+		// libzmq connects again after 100 ms; the loop has read the socket by then. Where a replay answers it need not have.
 		w.pipe = nil
 	}
 	for range rapid.IntRange(0, 5).Draw(w.t, "head start") {
