@@ -29,6 +29,8 @@ type Checkpoint struct {
 	Groups   []GroupInfo
 	Entries  uint64 // how many follow
 	Fullest  uint64 // most blocks that were resident at once in this life
+
+	PastLives []PastLife // the newest MaxPastLives that ended, newest last
 }
 
 // Entry is one row of a checkpoint: a block in a tier, or, with Copies 0, a name that outlived its block.

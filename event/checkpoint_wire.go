@@ -46,6 +46,7 @@ func WriteCheckpoint(w io.Writer, cp *Checkpoint, entries iter.Seq[*Entry]) erro
 		State: uint32(cp.State), Reason: cp.Reason, Written: int64(cp.Written), Digest: uint64(cp.Digest),
 		Ledger: ledgerToPB(&cp.Ledger), Stream: cp.Position.Stream, StreamCreated: int64(cp.Position.Created),
 		StreamSequence: cp.Position.Sequence, Groups: groupsToPB(cp.Groups), Entries: cp.Entries, Fullest: cp.Fullest,
+		PastLives: pastLivesToPB(cp.PastLives),
 	}
 	for _, r := range cp.Recents {
 		pb.RecentSeq = append(pb.RecentSeq, uint64(r.Seq))
@@ -160,7 +161,7 @@ func decodeHeader(part []byte) (*Checkpoint, error) {
 		Source: source, Epoch: Epoch(pb.Epoch), Fence: Fence(pb.Fence), Seq: Seq(pb.Seq), State: State(pb.State),
 		Reason: pb.Reason, Written: Time(pb.Written), Digest: Digest(pb.Digest), Ledger: ledgerFromPB(pb.Ledger),
 		Position: Position{Stream: pb.Stream, Created: Time(pb.StreamCreated), Sequence: pb.StreamSequence},
-		Groups:   groupsFromPB(pb.Groups), Entries: pb.Entries, Fullest: pb.Fullest,
+		Groups:   groupsFromPB(pb.Groups), Entries: pb.Entries, Fullest: pb.Fullest, PastLives: pastLivesFromPB(pb.PastLives),
 	}
 	for i := range pb.RecentSeq {
 		cp.Recents = append(cp.Recents, Recent{

@@ -223,6 +223,7 @@ func checkpoint() (*event.Checkpoint, []*event.Entry) {
 		Position: event.Position{Stream: "KV", Created: 17, Sequence: 18},
 		Recents:  []event.Recent{{Seq: 14, Time: 5, Payload: 6}},
 		Groups:   []event.GroupInfo{{Group: 1, BlockSize: 16, Spec: event.SpecMLA}}, Entries: uint64(len(entries)), Fullest: 7,
+		PastLives: []event.PastLife{{Epoch: 3, Ledger: event.Ledger{Started: true, First: 2, Last: 4, Live: 2, Lost: 1}, TailUnknown: true}},
 	}, entries
 }
 
@@ -265,7 +266,7 @@ func TestStatusTravels(t *testing.T) {
 				Verdict: event.HashesDiffer, Scheme: "sha256", Seed: "0", Keys: "tagged", Verified: 5, Differ: 1, Skipped: 2, Reason: "first difference in batch 3",
 			},
 		},
-		HashScheme: "sha256", HashSeed: "0",
+		HashScheme: "sha256", HashSeed: "0", PastLives: cp.PastLives,
 	}
 	payload, err := event.MarshalStatus(&want)
 	if err != nil {

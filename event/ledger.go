@@ -85,6 +85,26 @@ func (l *Ledger) Balanced() bool {
 	return uint64(l.Last-l.First)+1 == sum
 }
 
+// MaxPastLives bounds how many lives of a source are remembered after their end.
+const MaxPastLives = 8
+
+// PastLife is what is remembered of a life that has ended.
+type PastLife struct {
+	Epoch       Epoch  `json:"epoch"`
+	Ledger      Ledger `json:"ledger"`       // without the list of its holes
+	TailUnknown bool   `json:"tail_unknown"` // it may have sent more after Ledger.Last: an engine does not tell its end
+}
+
+// Bury appends a life that ended to those before it, oldest first. One of which no batch was heard leaves nothing behind.
+func Bury(lives []PastLife, l PastLife) []PastLife {
+	if !l.Ledger.Started {
+		return lives
+	}
+	l.Ledger.Holes = nil
+	lives = append(slices.Clone(lives), l)
+	return lives[max(0, len(lives)-MaxPastLives):]
+}
+
 // Clone returns a ledger that shares nothing with l.
 func (l *Ledger) Clone() Ledger {
 	c := *l

@@ -51,6 +51,7 @@ type Status struct {
 	Groups    []GroupInfo // what each cache group was seen to be
 	Withdrawn bool        // the source was taken out of service on purpose
 	Contract  Contract    // what the stream was seen to be
+	PastLives []PastLife  // the newest MaxPastLives that ended, newest last
 
 	// How the engine names its blocks, where that is known: with these a prompt finds blocks that were told without
 	// tokens. A scheme of event/enginehash, and a seed as its ParseRecipe reads it.

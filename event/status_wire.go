@@ -13,7 +13,7 @@ func MarshalStatus(s *Status) ([]byte, error) {
 		Time: int64(s.Time), Digest: uint64(s.Digest), Ledger: ledgerToPB(&s.Ledger), Dialect: s.Dialect,
 		Endpoint: s.Endpoint, Copies: uint32(s.Copies), PoolSize: s.PoolSize, Stores: s.Stores,
 		Groups: groupsToPB(s.Groups), Withdrawn: s.Withdrawn, Contract: contractToPB(&s.Contract),
-		HashScheme: s.HashScheme, HashSeed: s.HashSeed,
+		HashScheme: s.HashScheme, HashSeed: s.HashSeed, PastLives: pastLivesToPB(s.PastLives),
 	}
 	for _, c := range s.Counters {
 		pb.Counters = append(pb.Counters, &eventpb.Counter{Name: c.Name, Count: c.Count, Example: c.Example})
@@ -33,7 +33,7 @@ func UnmarshalStatus(payload []byte, source Source) (Status, error) {
 		Dialect: pb.Dialect, Endpoint: pb.Endpoint, Copies: CopyMode(pb.Copies), PoolSize: pb.PoolSize,
 		Stores: pb.Stores, Groups: groupsFromPB(pb.Groups), Withdrawn: pb.Withdrawn,
 		Contract:   contractFromPB(pb.Contract),
-		HashScheme: pb.HashScheme, HashSeed: pb.HashSeed,
+		HashScheme: pb.HashScheme, HashSeed: pb.HashSeed, PastLives: pastLivesFromPB(pb.PastLives),
 	}
 	for _, c := range pb.Counters {
 		s.Counters = append(s.Counters, Counter{Name: c.Name, Count: c.Count, Example: c.Example})
@@ -83,6 +83,24 @@ func ledgerFromPB(pb *eventpb.Ledger) Ledger {
 		l.Holes = append(l.Holes, Hole{First: Seq(h.First), Last: Seq(h.Last), Reason: h.Reason})
 	}
 	return l
+}
+
+func pastLivesToPB(lives []PastLife) []*eventpb.PastLife {
+	var pb []*eventpb.PastLife
+	for i := range lives {
+		l := &lives[i]
+		pb = append(pb, &eventpb.PastLife{Epoch: uint64(l.Epoch), Ledger: ledgerToPB(&l.Ledger), TailUnknown: l.TailUnknown})
+	}
+	return pb
+}
+
+// pastLivesFromPB keeps the newest of what may be more than we remember.
+func pastLivesFromPB(pb []*eventpb.PastLife) []PastLife {
+	var lives []PastLife
+	for _, l := range pb[max(0, len(pb)-MaxPastLives):] {
+		lives = append(lives, PastLife{Epoch: Epoch(l.GetEpoch()), Ledger: ledgerFromPB(l.GetLedger()), TailUnknown: l.GetTailUnknown()})
+	}
+	return lives
 }
 
 func groupsToPB(groups []GroupInfo) []*eventpb.Group {

@@ -35,6 +35,7 @@ type engine struct {
 	machine *recovery.Machine
 	ledger  event.Ledger
 	epoch   event.Epoch
+	lives   []event.PastLife
 	stream  Stream
 
 	complained time.Time
@@ -139,11 +140,19 @@ func (e *engine) hear(ctx context.Context, zctx *zmq4.Context) error {
 	return e.farewell()
 }
 
-// listen takes what a feed delivers until ctx ends.
-func (e *engine) listen(ctx context.Context, s feed, prior *recovery.Prior) error {
+// recovery returns the bounds of the engine's machine.
+func (e *engine) recovery() recovery.Config {
 	cfg := e.sub.cfg.Recovery
 	cfg.Replay = e.cfg.Replay != ""
-	e.machine = recovery.New(cfg)
+	if e.cfg.Dialect == DialectMooncake {
+		cfg.First = 1
+	}
+	return cfg
+}
+
+// listen takes what a feed delivers until ctx ends.
+func (e *engine) listen(ctx context.Context, s feed, prior *recovery.Prior) error {
+	e.machine = recovery.New(e.recovery())
 	e.statusSays = "" // tell the state anew under this fence
 	e.execute(ctx, s, time.Now(), e.machine.Start(time.Now(), prior))
 	e.checkpoint(time.Now())
@@ -215,17 +224,29 @@ func (e *engine) execute(ctx context.Context, s feed, now time.Time, actions []r
 			}
 		case recovery.Duplicate:
 			e.ledger.Duplicates++
+		case recovery.Tell:
+			e.tell(now, a)
 		}
 	}
 }
 
 // newLife begins an epoch; consumers learn of it by its first message, and late ones by its checkpoint.
 func (e *engine) newLife(now time.Time) {
+	e.lives = event.Bury(e.lives, event.PastLife{Epoch: e.epoch, Ledger: e.ledger, TailUnknown: true})
 	e.epoch = max(e.epoch+1, event.Epoch(now.UnixMilli()))
 	e.set.Reset()
 	e.hashing.verifier.Reset()
 	e.ledger = event.Ledger{}
 	e.checkpoint(now)
+}
+
+// tell publishes the state that what follows rests on, so that it stands in the stream whenever we are killed.
+func (e *engine) tell(now time.Time, a *recovery.Action) {
+	st := e.status(now)
+	st.State, st.Reason = a.State, a.Reason
+	if err := e.stream.Status(st); err != nil {
+		e.log.Warn("the source's state can't be told", "err", err)
+	}
 }
 
 // apply decodes, judges and publishes one batch.
@@ -237,7 +258,7 @@ func (e *engine) apply(ctx context.Context, now time.Time, a *recovery.Action) {
 		e.ledger.Malformed++
 		e.complain(now, "batches can't be decoded; their blocks are lost", "seq", a.Frame.Seq, "malformed", e.ledger.Malformed,
 			"err", err, "hint", e.dialectHint())
-		e.machine.Malformed(reason)
+		e.machine.Malformed(a.Frame, reason)
 		e.lose(ctx, now, a.Frame.Seq, a.Frame.Seq, reason)
 		return
 	}
@@ -257,12 +278,12 @@ func (e *engine) apply(ctx context.Context, now time.Time, a *recovery.Action) {
 	for i := range b.Events {
 		e.edge.leave(&b.Events[i])
 		if b.Events[i].Kind == event.Cleared {
-			e.machine.Cleared()
+			e.machine.Cleared(a.Frame)
 		}
 	}
 	// One block of vLLM's pool is the null block, which holds nothing.
 	if pool := e.pool(); pool > 0 && e.set.DeviceCopies()+1 >= pool {
-		e.machine.Filled()
+		e.machine.Filled(a.Frame)
 		e.breaches.pool(b, e.set.DeviceCopies(), pool)
 	}
 	e.publish(ctx, b)
@@ -362,6 +383,7 @@ func (e *engine) status(now time.Time) *event.Status {
 		Source: e.cfg.Source, Epoch: e.epoch, Seq: e.ledger.Last, Time: event.UnixTime(now), Digest: e.set.Digest(),
 		Ledger: e.ledger.Clone(), Dialect: e.decoder.Dialect().Told(), Endpoint: e.cfg.Endpoint, Copies: event.CopiesCounted,
 		Contract: e.decoder.Contract(), PoolSize: e.pool(), Groups: e.set.Groups(), Counters: e.counters(),
+		PastLives: e.lives,
 	}
 	if e.cfg.AsSet {
 		st.Copies = event.CopiesUnknown
@@ -404,7 +426,7 @@ func (e *engine) trust(state event.State, reason string) (event.State, string) {
 func (e *engine) checkpoint(now time.Time) {
 	cp := &event.Checkpoint{
 		Epoch: e.epoch, Seq: e.ledger.Last, Written: event.UnixTime(now), Ledger: e.ledger.Clone(),
-		Recents: append([]event.Recent(nil), e.machine.Recents()...),
+		Recents: append([]event.Recent(nil), e.machine.Recents()...), PastLives: e.lives,
 	}
 	cp.State, cp.Reason = e.machine.Data()
 	e.stream.Checkpoint(cp, e.set.Snapshot())

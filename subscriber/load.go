@@ -12,19 +12,11 @@ import (
 	"kvstrata/subscriber/recovery"
 )
 
-// past is what a checkpoint and the stream's tail say of a source.
+// past is what is known of a source, and the stream sequence behind it.
 type past struct {
-	epoch   event.Epoch
-	fence   event.Fence
-	ledger  event.Ledger
-	recents []event.Recent
-	state   event.State // live or partial
-	reason  string
-	from    uint64 // stream sequence behind what is known
+	recovery.Past
+	from uint64
 }
-
-// errHole says that the stream no longer holds everything behind the checkpoint.
-var errHole = errors.New("the stream has a hole behind the checkpoint")
 
 // load makes the set what it was when the source was last judged. First it publishes a status under the new fence and
 // reads the stream up to it: whatever an earlier holder got in before is known then, and whatever comes later is
@@ -40,8 +32,9 @@ func (e *engine) load(ctx context.Context) (*recovery.Prior, error) {
 		return nil, err
 	}
 	mark := &event.Status{
-		Epoch: p.epoch, Seq: p.ledger.Last,
-		Time: event.UnixTime(time.Now()), Digest: e.set.Digest(), Ledger: p.ledger.Clone(), Dialect: e.decoder.Dialect().Told(), Endpoint: e.cfg.Endpoint,
+		Epoch: p.Epoch, Seq: p.Ledger.Last,
+		Time: event.UnixTime(time.Now()), Digest: e.set.Digest(), Ledger: p.Ledger.Clone(), Dialect: e.decoder.Dialect().Told(), Endpoint: e.cfg.Endpoint,
+		PastLives: p.Lives,
 	}
 	mark.State, mark.Reason = e.trust(event.StateRecovering, "taken over by a subscriber")
 	if err := e.stream.Status(mark); err != nil {
@@ -51,27 +44,26 @@ func (e *engine) load(ctx context.Context) (*recovery.Prior, error) {
 	if err != nil {
 		return nil, err
 	}
+	highest := max(e.epoch, p.Epoch)
 	err = e.readTail(ctx, &p, end.Sequence)
-	if errors.Is(err, errHole) || errors.Is(err, bus.ErrStreamChanged) || isInvariant(err) {
+	if errors.Is(err, recovery.ErrHole) || errors.Is(err, bus.ErrStreamChanged) || isInvariant(err) {
 		e.log.Warn("the source's past can't be read; it begins anew", "err", err)
 		e.set.Reset()
-		p = past{}
-		e.epoch = max(e.epoch, mark.Epoch)
+		lives := p.Ended()
+		p = e.newPast(nil, 0)
+		p.Lives = lives
 	} else if err != nil {
 		return nil, err
 	}
-	e.ledger = p.ledger
-	if p.epoch == 0 {
-		e.epoch = max(e.epoch+1, event.Epoch(time.Now().UnixMilli()))
-		return nil, nil
+	e.ledger, e.lives = p.Ledger, p.Lives
+	if e.epoch = p.Epoch; p.Epoch == 0 {
+		e.epoch = max(highest+1, event.Epoch(time.Now().UnixMilli()))
 	}
-	e.epoch = p.epoch
-	if !p.ledger.Started {
-		return nil, nil
-	}
-	return &recovery.Prior{
-		Started: true, Last: p.ledger.Last, Recents: p.recents, State: p.state, Reason: p.reason,
-	}, nil
+	return p.Prior(), nil
+}
+
+func (e *engine) newPast(cp *event.Checkpoint, from uint64) past {
+	return past{Past: recovery.NewPast(e.recovery().First, cp), from: from}
 }
 
 func isInvariant(err error) bool {
@@ -95,16 +87,14 @@ func (e *engine) loadCheckpoint(ctx context.Context) (past, error) {
 			e.log.Warn("checkpoint can't be loaded; trying the one before", "checkpoint", name, "err", err)
 			continue
 		}
-		p := past{
-			epoch: cp.Epoch, fence: cp.Fence, ledger: cp.Ledger, recents: cp.Recents, state: cp.State, reason: cp.Reason, from: 1,
-		}
+		p := e.newPast(cp, 1)
 		if cp.Position.SameStream(now) {
 			p.from = cp.Position.Sequence + 1
 		}
 		return p, nil
 	}
 	e.set.Reset()
-	return past{from: 1}, nil
+	return e.newPast(nil, 1), nil
 }
 
 // readTail applies what the stream holds of the source behind the checkpoint, up to a stream sequence.
@@ -148,71 +138,22 @@ func (p *past) isCutOff(h *bus.Head) bool {
 
 // follow applies one message of the tail.
 func (e *engine) follow(p *past, d *bus.Delivery, dec *event.Decoder) error {
-	if d.Head.Fence < p.fence || d.Head.Epoch < p.epoch {
+	if !p.Admit(d.Head.Fence, d.Head.Epoch) {
 		return nil
-	}
-	p.fence = d.Head.Fence
-	if d.Head.Epoch > p.epoch {
-		e.set.Reset()
-		*p = past{epoch: d.Head.Epoch, fence: d.Head.Fence, from: p.from}
 	}
 	batches, err := dec.Decode(d.Data)
 	if err != nil {
 		return err
 	}
-	for i := range batches {
-		b := &batches[i]
-		if b.Way == event.Dropped { // counted when it was received; what it changed is not in the stream
-			return errHole
-		}
-		if p.ledger.Started && b.Last <= p.ledger.Last {
-			continue
-		}
-		if p.ledger.Started && b.First != p.ledger.Last+1 {
-			return errHole
-		}
-		if err := e.set.Apply(b); err != nil {
-			return err
-		}
-		p.count(b)
-	}
-	return nil
+	return p.Follow(e.set, d.Head.Fence, d.Head.Epoch, batches)
 }
 
-// count enters a batch of the tail.
-func (p *past) count(b *event.Batch) {
-	if !p.ledger.Started {
-		p.state, p.reason = recovery.Beginning(b.First)
-	}
-	p.ledger.Count(b)
-	if b.Way == event.Lost {
-		p.state, p.reason = event.StatePartial, fmt.Sprintf("lost %d to %d: %s", b.First, b.Last, b.Reason)
-		return
-	}
-	for i := range b.Events {
-		if b.Events[i].Kind == event.Cleared {
-			p.state, p.reason = event.StateLive, ""
-		}
-	}
-	if len(p.recents) >= event.MaxRecents {
-		p.recents = append(p.recents[:0], p.recents[len(p.recents)-event.MaxRecents+1:]...)
-	}
-	p.recents = append(p.recents, event.Recent{Seq: b.First, Time: b.Time, Payload: b.Payload})
-}
-
-// hear takes a status of the tail: it counts what the batches can't tell.
+// hear takes a status of the tail.
 func (p *past) hear(d *bus.Delivery) error {
 	st, err := event.UnmarshalStatus(d.Data, d.Source)
 	if err != nil {
 		return err
 	}
-	if st.Fence < p.fence || st.Epoch < p.epoch {
-		return nil
-	}
-	p.fence = st.Fence
-	if st.Epoch == p.epoch {
-		p.ledger.Duplicates, p.ledger.Malformed = st.Ledger.Duplicates, st.Ledger.Malformed
-		p.ledger.Dropped = st.Ledger.Dropped
-	}
+	p.Hear(&st)
 	return nil
 }

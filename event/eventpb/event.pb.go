@@ -740,6 +740,7 @@ type Status struct {
 	HashScheme    string                 `protobuf:"bytes,17,opt,name=hash_scheme,json=hashScheme,proto3" json:"hash_scheme,omitempty"` // how the engine names its blocks: sha256 sha256_cbor xxhash xxhash_cbor sglang; empty = not known
 	HashSeed      string                 `protobuf:"bytes,18,opt,name=hash_seed,json=hashSeed,proto3" json:"hash_seed,omitempty"`       // PYTHONHASHSEED, or root:HEX
 	Contract      *Contract              `protobuf:"bytes,19,opt,name=contract,proto3" json:"contract,omitempty"`
+	PastLives     []*PastLife            `protobuf:"bytes,20,rep,name=past_lives,json=pastLives,proto3" json:"past_lives,omitempty"` // the newest 8, newest last
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -907,6 +908,74 @@ func (x *Status) GetContract() *Contract {
 	return nil
 }
 
+func (x *Status) GetPastLives() []*PastLife {
+	if x != nil {
+		return x.PastLives
+	}
+	return nil
+}
+
+// PastLife is a life of a source that has ended.
+type PastLife struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Ledger        *Ledger                `protobuf:"bytes,2,opt,name=ledger,proto3" json:"ledger,omitempty"`                               // without the list of its holes
+	TailUnknown   bool                   `protobuf:"varint,3,opt,name=tail_unknown,json=tailUnknown,proto3" json:"tail_unknown,omitempty"` // it may have sent more after ledger.last
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PastLife) Reset() {
+	*x = PastLife{}
+	mi := &file_event_eventpb_event_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PastLife) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PastLife) ProtoMessage() {}
+
+func (x *PastLife) ProtoReflect() protoreflect.Message {
+	mi := &file_event_eventpb_event_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PastLife.ProtoReflect.Descriptor instead.
+func (*PastLife) Descriptor() ([]byte, []int) {
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *PastLife) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *PastLife) GetLedger() *Ledger {
+	if x != nil {
+		return x.Ledger
+	}
+	return nil
+}
+
+func (x *PastLife) GetTailUnknown() bool {
+	if x != nil {
+		return x.TailUnknown
+	}
+	return false
+}
+
 // Contract is what a source's stream was seen to be.
 type Contract struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -921,7 +990,7 @@ type Contract struct {
 
 func (x *Contract) Reset() {
 	*x = Contract{}
-	mi := &file_event_eventpb_event_proto_msgTypes[6]
+	mi := &file_event_eventpb_event_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -933,7 +1002,7 @@ func (x *Contract) String() string {
 func (*Contract) ProtoMessage() {}
 
 func (x *Contract) ProtoReflect() protoreflect.Message {
-	mi := &file_event_eventpb_event_proto_msgTypes[6]
+	mi := &file_event_eventpb_event_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -946,7 +1015,7 @@ func (x *Contract) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Contract.ProtoReflect.Descriptor instead.
 func (*Contract) Descriptor() ([]byte, []int) {
-	return file_event_eventpb_event_proto_rawDescGZIP(), []int{6}
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Contract) GetForms() []string {
@@ -1001,7 +1070,7 @@ type HashCheck struct {
 
 func (x *HashCheck) Reset() {
 	*x = HashCheck{}
-	mi := &file_event_eventpb_event_proto_msgTypes[7]
+	mi := &file_event_eventpb_event_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1013,7 +1082,7 @@ func (x *HashCheck) String() string {
 func (*HashCheck) ProtoMessage() {}
 
 func (x *HashCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_event_eventpb_event_proto_msgTypes[7]
+	mi := &file_event_eventpb_event_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1026,7 +1095,7 @@ func (x *HashCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HashCheck.ProtoReflect.Descriptor instead.
 func (*HashCheck) Descriptor() ([]byte, []int) {
-	return file_event_eventpb_event_proto_rawDescGZIP(), []int{7}
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *HashCheck) GetVerdict() uint32 {
@@ -1105,15 +1174,16 @@ type CheckpointHeader struct {
 	RecentTime        []int64                `protobuf:"varint,14,rep,packed,name=recent_time,json=recentTime,proto3" json:"recent_time,omitempty"`
 	RecentPayloadXxh3 []uint64               `protobuf:"fixed64,15,rep,packed,name=recent_payload_xxh3,json=recentPayloadXxh3,proto3" json:"recent_payload_xxh3,omitempty"`
 	Groups            []*Group               `protobuf:"bytes,16,rep,name=groups,proto3" json:"groups,omitempty"`
-	Entries           uint64                 `protobuf:"varint,17,opt,name=entries,proto3" json:"entries,omitempty"` // in all following parts together
-	Fullest           uint64                 `protobuf:"varint,18,opt,name=fullest,proto3" json:"fullest,omitempty"` // most blocks that were resident at once in this life: how many names may be kept
+	Entries           uint64                 `protobuf:"varint,17,opt,name=entries,proto3" json:"entries,omitempty"`                     // in all following parts together
+	Fullest           uint64                 `protobuf:"varint,18,opt,name=fullest,proto3" json:"fullest,omitempty"`                     // most blocks that were resident at once in this life: how many names may be kept
+	PastLives         []*PastLife            `protobuf:"bytes,19,rep,name=past_lives,json=pastLives,proto3" json:"past_lives,omitempty"` // as in Status
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
 
 func (x *CheckpointHeader) Reset() {
 	*x = CheckpointHeader{}
-	mi := &file_event_eventpb_event_proto_msgTypes[8]
+	mi := &file_event_eventpb_event_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1125,7 +1195,7 @@ func (x *CheckpointHeader) String() string {
 func (*CheckpointHeader) ProtoMessage() {}
 
 func (x *CheckpointHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_event_eventpb_event_proto_msgTypes[8]
+	mi := &file_event_eventpb_event_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1138,7 +1208,7 @@ func (x *CheckpointHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointHeader.ProtoReflect.Descriptor instead.
 func (*CheckpointHeader) Descriptor() ([]byte, []int) {
-	return file_event_eventpb_event_proto_rawDescGZIP(), []int{8}
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CheckpointHeader) GetSource() string {
@@ -1267,6 +1337,13 @@ func (x *CheckpointHeader) GetFullest() uint64 {
 	return 0
 }
 
+func (x *CheckpointHeader) GetPastLives() []*PastLife {
+	if x != nil {
+		return x.PastLives
+	}
+	return nil
+}
+
 // Entries is a part of a checkpoint: rows of (block, tier), columnar as Batches; `flags` is always present.
 type Entries struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1287,7 +1364,7 @@ type Entries struct {
 
 func (x *Entries) Reset() {
 	*x = Entries{}
-	mi := &file_event_eventpb_event_proto_msgTypes[9]
+	mi := &file_event_eventpb_event_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1299,7 +1376,7 @@ func (x *Entries) String() string {
 func (*Entries) ProtoMessage() {}
 
 func (x *Entries) ProtoReflect() protoreflect.Message {
-	mi := &file_event_eventpb_event_proto_msgTypes[9]
+	mi := &file_event_eventpb_event_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1312,7 +1389,7 @@ func (x *Entries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entries.ProtoReflect.Descriptor instead.
 func (*Entries) Descriptor() ([]byte, []int) {
-	return file_event_eventpb_event_proto_rawDescGZIP(), []int{9}
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Entries) GetNames() []string {
@@ -1402,7 +1479,7 @@ type Transfers struct {
 
 func (x *Transfers) Reset() {
 	*x = Transfers{}
-	mi := &file_event_eventpb_event_proto_msgTypes[10]
+	mi := &file_event_eventpb_event_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1414,7 +1491,7 @@ func (x *Transfers) String() string {
 func (*Transfers) ProtoMessage() {}
 
 func (x *Transfers) ProtoReflect() protoreflect.Message {
-	mi := &file_event_eventpb_event_proto_msgTypes[10]
+	mi := &file_event_eventpb_event_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1427,7 +1504,7 @@ func (x *Transfers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Transfers.ProtoReflect.Descriptor instead.
 func (*Transfers) Descriptor() ([]byte, []int) {
-	return file_event_eventpb_event_proto_rawDescGZIP(), []int{10}
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Transfers) GetTransfers() []*Transfer {
@@ -1460,7 +1537,7 @@ type Transfer struct {
 
 func (x *Transfer) Reset() {
 	*x = Transfer{}
-	mi := &file_event_eventpb_event_proto_msgTypes[11]
+	mi := &file_event_eventpb_event_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1472,7 +1549,7 @@ func (x *Transfer) String() string {
 func (*Transfer) ProtoMessage() {}
 
 func (x *Transfer) ProtoReflect() protoreflect.Message {
-	mi := &file_event_eventpb_event_proto_msgTypes[11]
+	mi := &file_event_eventpb_event_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1485,7 +1562,7 @@ func (x *Transfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Transfer.ProtoReflect.Descriptor instead.
 func (*Transfer) Descriptor() ([]byte, []int) {
-	return file_event_eventpb_event_proto_rawDescGZIP(), []int{11}
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Transfer) GetKind() uint32 {
@@ -1666,7 +1743,7 @@ const file_event_eventpb_event_proto_rawDesc = "" +
 	"\aCounter\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x18\n" +
-	"\aexample\x18\x03 \x01(\tR\aexample\"\xd5\x04\n" +
+	"\aexample\x18\x03 \x01(\tR\aexample\"\x91\x05\n" +
 	"\x06Status\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x14\n" +
 	"\x05fence\x18\x02 \x01(\x04R\x05fence\x12\x10\n" +
@@ -1688,7 +1765,13 @@ const file_event_eventpb_event_proto_rawDesc = "" +
 	"\vhash_scheme\x18\x11 \x01(\tR\n" +
 	"hashScheme\x12\x1b\n" +
 	"\thash_seed\x18\x12 \x01(\tR\bhashSeed\x127\n" +
-	"\bcontract\x18\x13 \x01(\v2\x1b.kvstrata.event.v1.ContractR\bcontract\"\x9a\x01\n" +
+	"\bcontract\x18\x13 \x01(\v2\x1b.kvstrata.event.v1.ContractR\bcontract\x12:\n" +
+	"\n" +
+	"past_lives\x18\x14 \x03(\v2\x1b.kvstrata.event.v1.PastLifeR\tpastLives\"v\n" +
+	"\bPastLife\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x121\n" +
+	"\x06ledger\x18\x02 \x01(\v2\x19.kvstrata.event.v1.LedgerR\x06ledger\x12!\n" +
+	"\ftail_unknown\x18\x03 \x01(\bR\vtailUnknown\"\x9a\x01\n" +
 	"\bContract\x12\x14\n" +
 	"\x05forms\x18\x01 \x03(\tR\x05forms\x12\x16\n" +
 	"\x06fields\x18\x02 \x03(\tR\x06fields\x12\x16\n" +
@@ -1703,7 +1786,7 @@ const file_event_eventpb_event_proto_rawDesc = "" +
 	"\bverified\x18\x05 \x01(\x04R\bverified\x12\x16\n" +
 	"\x06differ\x18\x06 \x01(\x04R\x06differ\x12\x18\n" +
 	"\askipped\x18\a \x01(\x04R\askipped\x12\x16\n" +
-	"\x06reason\x18\b \x01(\tR\x06reason\"\xb9\x04\n" +
+	"\x06reason\x18\b \x01(\tR\x06reason\"\xf5\x04\n" +
 	"\x10CheckpointHeader\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x14\n" +
@@ -1725,7 +1808,9 @@ const file_event_eventpb_event_proto_rawDesc = "" +
 	"\x13recent_payload_xxh3\x18\x0f \x03(\x06R\x11recentPayloadXxh3\x120\n" +
 	"\x06groups\x18\x10 \x03(\v2\x18.kvstrata.event.v1.GroupR\x06groups\x12\x18\n" +
 	"\aentries\x18\x11 \x01(\x04R\aentries\x12\x18\n" +
-	"\afullest\x18\x12 \x01(\x04R\afullest\"\x93\x02\n" +
+	"\afullest\x18\x12 \x01(\x04R\afullest\x12:\n" +
+	"\n" +
+	"past_lives\x18\x13 \x03(\v2\x1b.kvstrata.event.v1.PastLifeR\tpastLives\"\x93\x02\n" +
 	"\aEntries\x12\x14\n" +
 	"\x05names\x18\x01 \x03(\tR\x05names\x12\x14\n" +
 	"\x05flags\x18\x02 \x03(\rR\x05flags\x12\x16\n" +
@@ -1772,7 +1857,7 @@ func file_event_eventpb_event_proto_rawDescGZIP() []byte {
 	return file_event_eventpb_event_proto_rawDescData
 }
 
-var file_event_eventpb_event_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_event_eventpb_event_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_event_eventpb_event_proto_goTypes = []any{
 	(*Batches)(nil),          // 0: kvstrata.event.v1.Batches
 	(*Ledger)(nil),           // 1: kvstrata.event.v1.Ledger
@@ -1780,28 +1865,32 @@ var file_event_eventpb_event_proto_goTypes = []any{
 	(*Group)(nil),            // 3: kvstrata.event.v1.Group
 	(*Counter)(nil),          // 4: kvstrata.event.v1.Counter
 	(*Status)(nil),           // 5: kvstrata.event.v1.Status
-	(*Contract)(nil),         // 6: kvstrata.event.v1.Contract
-	(*HashCheck)(nil),        // 7: kvstrata.event.v1.HashCheck
-	(*CheckpointHeader)(nil), // 8: kvstrata.event.v1.CheckpointHeader
-	(*Entries)(nil),          // 9: kvstrata.event.v1.Entries
-	(*Transfers)(nil),        // 10: kvstrata.event.v1.Transfers
-	(*Transfer)(nil),         // 11: kvstrata.event.v1.Transfer
+	(*PastLife)(nil),         // 6: kvstrata.event.v1.PastLife
+	(*Contract)(nil),         // 7: kvstrata.event.v1.Contract
+	(*HashCheck)(nil),        // 8: kvstrata.event.v1.HashCheck
+	(*CheckpointHeader)(nil), // 9: kvstrata.event.v1.CheckpointHeader
+	(*Entries)(nil),          // 10: kvstrata.event.v1.Entries
+	(*Transfers)(nil),        // 11: kvstrata.event.v1.Transfers
+	(*Transfer)(nil),         // 12: kvstrata.event.v1.Transfer
 }
 var file_event_eventpb_event_proto_depIdxs = []int32{
 	2,  // 0: kvstrata.event.v1.Ledger.holes:type_name -> kvstrata.event.v1.Hole
 	1,  // 1: kvstrata.event.v1.Status.ledger:type_name -> kvstrata.event.v1.Ledger
 	4,  // 2: kvstrata.event.v1.Status.counters:type_name -> kvstrata.event.v1.Counter
 	3,  // 3: kvstrata.event.v1.Status.groups:type_name -> kvstrata.event.v1.Group
-	6,  // 4: kvstrata.event.v1.Status.contract:type_name -> kvstrata.event.v1.Contract
-	7,  // 5: kvstrata.event.v1.Contract.check:type_name -> kvstrata.event.v1.HashCheck
-	1,  // 6: kvstrata.event.v1.CheckpointHeader.ledger:type_name -> kvstrata.event.v1.Ledger
-	3,  // 7: kvstrata.event.v1.CheckpointHeader.groups:type_name -> kvstrata.event.v1.Group
-	11, // 8: kvstrata.event.v1.Transfers.transfers:type_name -> kvstrata.event.v1.Transfer
-	9,  // [9:9] is the sub-list for method output_type
-	9,  // [9:9] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	7,  // 4: kvstrata.event.v1.Status.contract:type_name -> kvstrata.event.v1.Contract
+	6,  // 5: kvstrata.event.v1.Status.past_lives:type_name -> kvstrata.event.v1.PastLife
+	1,  // 6: kvstrata.event.v1.PastLife.ledger:type_name -> kvstrata.event.v1.Ledger
+	8,  // 7: kvstrata.event.v1.Contract.check:type_name -> kvstrata.event.v1.HashCheck
+	1,  // 8: kvstrata.event.v1.CheckpointHeader.ledger:type_name -> kvstrata.event.v1.Ledger
+	3,  // 9: kvstrata.event.v1.CheckpointHeader.groups:type_name -> kvstrata.event.v1.Group
+	6,  // 10: kvstrata.event.v1.CheckpointHeader.past_lives:type_name -> kvstrata.event.v1.PastLife
+	12, // 11: kvstrata.event.v1.Transfers.transfers:type_name -> kvstrata.event.v1.Transfer
+	12, // [12:12] is the sub-list for method output_type
+	12, // [12:12] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_event_eventpb_event_proto_init() }
@@ -1815,7 +1904,7 @@ func file_event_eventpb_event_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_event_eventpb_event_proto_rawDesc), len(file_event_eventpb_event_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -260,7 +260,7 @@ func (s *source) assume(cp *event.Checkpoint) {
 	s.spoken = false
 	s.status = event.Status{
 		Source: cp.Source, Epoch: cp.Epoch, Fence: cp.Fence, Seq: cp.Seq, State: state, Reason: reason,
-		Ledger: cp.Ledger, Digest: cp.Digest,
+		Ledger: cp.Ledger, Digest: cp.Digest, PastLives: cp.PastLives,
 	}
 }
 

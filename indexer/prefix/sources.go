@@ -36,7 +36,8 @@ type SourceInfo struct {
 	Stores   []string          `json:"stores,omitempty"`      // instances of the shared stores that it reads from
 	Hashes   string            `json:"hash_scheme,omitempty"` // by which prompts find blocks without a name
 	Oddities []event.Counter   `json:"oddities,omitempty"`
-	Contract event.Contract    `json:"contract,omitzero"` // what the stream was seen to be; the oddities break it
+	Contract event.Contract    `json:"contract,omitzero"`    // what the stream was seen to be; the oddities break it
+	Past     []event.PastLife  `json:"past_lives,omitempty"` // that ended, newest last
 }
 
 // TierInfo is how much of a source lies in one tier.
@@ -72,7 +73,7 @@ func (x *Index) info(s *source, now time.Time) SourceInfo {
 		Source: s.name, Epoch: epoch, Fence: max(s.fence, s.status.Fence), Started: started, LastSeq: seq,
 		Groups: []event.GroupInfo{}, Told: now.Sub(s.toldAt).Seconds(), Ledger: s.status.Ledger, Balanced: s.status.Ledger.Balanced(), Resident: []TierInfo{},
 		Dialect: s.status.Dialect, Endpoint: s.status.Endpoint, Oddities: s.status.Counters, Contract: s.status.Contract,
-		Totals: s.totals, Pool: s.status.PoolSize, Stores: s.status.Stores,
+		Totals: s.totals, Pool: s.status.PoolSize, Stores: s.status.Stores, Past: s.status.PastLives,
 		Digest: DigestInfo{Agreed: s.agreed, Differed: s.differed, Last: "not compared yet"},
 	}
 	info.State, info.Reason = x.state(s, now)

@@ -15,17 +15,24 @@ import (
 type Config struct {
 	// Replay says whether the engine can be asked for past batches.
 	Replay bool
+	// First is the sequence that a life begins with: 0, but 1 for Mooncake.
+	First event.Seq
 	// ReplayTimeout is how long a replay may be silent.
 	ReplayTimeout time.Duration
-	// Attempts is how often in a row a replay may bring nothing new before what is missing is given up.
+	// Attempts is how often in a row a replay may bring nothing new before what is missing is given up, and Rounds how
+	// often in all one hole is asked for: behind one that never closes may be another publisher.
 	Attempts int
-	// MaxHeld and MaxHeldBytes bound the live frames held back while a replay runs; beyond them the hole is given up.
+	Rounds   int
+	// MaxHeld and MaxHeldBytes bound the live frames held back while a replay runs. What comes beyond them is dropped, and is a
+	// gap then like any other.
 	MaxHeld      int
 	MaxHeldBytes int
-	// Probes are the times of silence after which the engine is asked for what came after the last batch.
+	// Probes are the times of silence after which the engine is asked for what came after the last batch. While its life
+	// is not proved, or its replay endpoint is silent, it is asked at these times whether it speaks or not, and again and
+	// again at the last.
 	Probes []time.Duration
-	// GoneAfter is how long an engine may be disconnected before it counts as gone; StaleAfter how long a restart of ours
-	// may stay unconfirmed.
+	// GoneAfter is how long an engine may be disconnected before it counts as gone; StaleAfter how long a life may stay
+	// unconfirmed.
 	GoneAfter  time.Duration
 	StaleAfter time.Duration
 }
@@ -33,7 +40,7 @@ type Config struct {
 // DefaultConfig returns the bounds of an engine with a replay socket.
 func DefaultConfig() Config {
 	return Config{
-		Replay: true, ReplayTimeout: 5 * time.Second, Attempts: 3, MaxHeld: 20_000, MaxHeldBytes: 256 << 20,
+		Replay: true, ReplayTimeout: 5 * time.Second, Attempts: 3, Rounds: 256, MaxHeld: 20_000, MaxHeldBytes: 256 << 20,
 		Probes:    []time.Duration{time.Second, 5 * time.Second, 30 * time.Second},
 		GoneAfter: time.Minute, StaleAfter: time.Minute,
 	}
@@ -42,11 +49,12 @@ func DefaultConfig() Config {
 // Frame is one batch as it came, undecoded.
 type Frame struct {
 	Seq     event.Seq
-	Time    event.Time // the engine's, read off the payload; 0 = unreadable
+	Time    event.Time // the engine's, read off the payload; 0 = unreadable. Remembered, but nothing is decided by it.
 	Payload uint64     // XXH3-64 of Data
 	Data    []byte
 
-	link int // the connection that a live frame came on
+	asks int // of a live frame: the replays asked for before it was read
+	life int // for which it was applied
 }
 
 // ActionKind says what is to be done.
@@ -59,6 +67,7 @@ const (
 	NewLife                         // begin a new epoch: forget everything known of the source
 	Ask                             // send a replay request from First, on a fresh socket if Reopen
 	Duplicate                       // count a reception of no use
+	Tell                            // tell State and Reason before what follows, which rests on it
 )
 
 // Action is one thing to be done.
@@ -67,6 +76,7 @@ type Action struct {
 	Frame       Frame
 	Way         event.Way
 	First, Last event.Seq
+	State       event.State
 	Reason      string
 	Reopen      bool
 }
@@ -80,22 +90,15 @@ type Prior struct {
 	Reason  string
 }
 
-// doubt is why the engine heard now might not be the one known from before.
-type doubt uint8
-
-const (
-	noDoubt     doubt = iota
-	ourRestart        // we were away
-	reconnected       // the connection was lost for a while
-)
-
 // Machine recovers one source. One goroutine owns it.
 type Machine struct {
 	cfg     Config
 	actions []Action
 
-	state  event.State // of the data; Disconnected and unconfirmed lives are told over it
-	reason string
+	standing standing
+	whole    event.Seq // what is missing lies below
+	unproven event.Seq // while the life is not proved: its first batch that is not
+	life     int       // lives begun before this one
 
 	known    bool // last means something
 	last     event.Seq
@@ -103,47 +106,53 @@ type Machine struct {
 	lastLive time.Time // reception, for probes
 	probed   int
 
-	doubt     doubt
-	since     time.Time // of the doubt
 	connected bool
-	link      int       // connections so far
+	links     int       // connections so far
 	dropped   time.Time // when the connection was lost
 
-	asked    purpose
-	from     event.Seq // of the replay asked for
-	deadline time.Time
-	replying bool      // its end has not come yet
-	progress bool      // the running replay brought something new
-	barren   int       // replays in a row that did not
-	ahead    event.Seq // the lowest sequence of the running replay beyond the hole
-	hasAhead bool
-	begun    bool // a replay from the start was asked for behind a batch that is known to exist
+	doubt    doubt
+	since    time.Time // of the doubt
+	tried    time.Time // when the life was last to be proved
+	tries    int       // since it came into doubt
+	behind   bool      // live frames of the life before this one may still come
+	strange  int       // live frames in a row that fit nothing, each with a higher sequence than the one before
+	stranger event.Seq
+
+	reply  reply
+	asks   int
+	open   bool // the end of the last reply has not come yet
+	silent bool // the replay endpoint has not answered as often as it may be asked in a row
+	barren int  // replies in a row that brought nothing new
+	rounds int  // replies for the hole that is open
+	begun  bool // a replay from the start was asked for behind a batch that is known to exist
 
 	held      []Frame // in order of reception
 	heldBytes int
+
+	shared  bool // two publishers are heard under this name
+	flips   int  // fallings back in a row for which no reconnect accounts
+	flipped time.Time
+	heard   event.Seq // while shared: the last sequence heard
 }
 
 // New returns a machine that has heard nothing yet.
-func New(cfg Config) *Machine {
-	return &Machine{cfg: cfg, state: event.StateRecovering, reason: "not heard yet"}
-}
+func New(cfg Config) *Machine { return &Machine{cfg: cfg} }
 
 // Start begins the session: with what is known from before, or, prior nil, from nothing.
 func (m *Machine) Start(now time.Time, prior *Prior) []Action {
 	m.begin()
-	m.lastLive, m.dropped, m.since = now, now, now
+	m.lastLive, m.dropped = now, now
 	if prior != nil && prior.Started {
 		m.known, m.last = true, prior.Last
 		m.recents = append(m.recents[:0], prior.Recents...)
-		m.state, m.reason = prior.State, prior.Reason
-		m.doubt = ourRestart
+		m.standing, m.whole = standingOf(prior.State, prior.Reason), prior.Last+1
+		if m.standing.unproved && len(m.recents) > 0 {
+			m.unproven = m.recents[0].Seq + 1 // remember keeps one from before
+		}
+		m.suspect(now, ourRestart)
 	}
-	switch {
-	case !m.cfg.Replay:
-	case m.known:
-		m.ask(now, verifyLife, m.anchor())
-	default:
-		m.ask(now, fromStart, 0)
+	if m.cfg.Replay {
+		m.inquire(now)
 	}
 	return m.actions
 }
@@ -153,24 +162,33 @@ func (m *Machine) State(now time.Time) (event.State, string) {
 	switch {
 	case !m.connected && now.Sub(m.dropped) >= m.cfg.GoneAfter:
 		return event.StateGone, "disconnected"
-	case m.doubt != noDoubt && now.Sub(m.since) >= m.cfg.StaleAfter:
+	case m.shared:
+		return event.StateStale, m.standing.missing
+	case m.doubt == reconnected && !m.connected && m.known:
+		return m.Data() // as it was when the connection broke
+	case m.doubt != noDoubt && m.known && now.Sub(m.since) >= m.cfg.StaleAfter:
 		return event.StateStale, "not confirmed to be the engine known before"
-	case m.doubt != noDoubt:
+	case m.doubt != noDoubt && m.known:
 		return event.StateRecovering, "waiting for the engine to confirm that it is the same"
 	case !m.connected && !m.known:
 		return event.StateRecovering, "not connected yet"
-	case m.asked == noReplay && !m.known:
+	case !m.reply.running && !m.known:
 		return event.StateRecovering, "connected, but no event yet"
-	case m.asked == closeGap || m.asked == fromStart && m.known:
-		return event.StateRecovering, fmt.Sprintf("replay from %d", m.from)
+	case m.holding() && m.known:
+		return event.StateRecovering, fmt.Sprintf("replay from %d", m.reply.from)
 	default:
-		return m.state, m.reason
+		return m.Data()
 	}
 }
 
 // Data returns how complete what was applied is, whatever is going on: live or partial, or recovering before anything
 // was.
-func (m *Machine) Data() (event.State, string) { return m.state, m.reason }
+func (m *Machine) Data() (event.State, string) {
+	if !m.known {
+		return event.StateRecovering, "not heard yet"
+	}
+	return m.standing.tell()
+}
 
 // Last returns the highest sequence applied or given up in this life.
 func (m *Machine) Last() (event.Seq, bool) { return m.last, m.known }
@@ -181,26 +199,39 @@ func (m *Machine) Recents() []event.Recent { return m.recents }
 // IsConnected reports whether the live socket has a peer.
 func (m *Machine) IsConnected() bool { return m.connected }
 
-// Cleared tells the machine that the engine reset its cache: what was missing is no longer resident.
-func (m *Machine) Cleared() {
-	if m.state == event.StatePartial {
-		m.state, m.reason = event.StateLive, ""
+// Cleared tells the machine that a frame it had applied reset the engine's cache: what was missing is no longer resident. Where no
+// replay can ever prove the life, nothing that rests on it is resident either. The machine may be further by then.
+func (m *Machine) Cleared(f Frame) {
+	m.Filled(f)
+	if f.life == m.life && !m.cfg.Replay && f.Seq >= m.unproven {
+		m.standing.unproved = false
 	}
 }
 
-// Filled tells the machine that the copies known fill the engine's whole pool: nothing can be missing.
-func (m *Machine) Filled() { m.Cleared() }
+// Filled tells the machine that with a frame it had applied the copies known fill the engine's whole pool: nothing can be
+// missing. Whose they are is as unproved as before.
+func (m *Machine) Filled(f Frame) {
+	if f.life == m.life && f.Seq >= m.whole {
+		m.standing.missing = ""
+	}
+}
 
-// Malformed tells the machine that an applied frame could not be decoded: what it changed is unknown.
-func (m *Machine) Malformed(reason string) { m.state, m.reason = event.StatePartial, reason }
+// Malformed tells the machine that a frame it had applied could not be decoded: what it changed is unknown.
+func (m *Machine) Malformed(f Frame, reason string) {
+	if f.life == m.life {
+		m.hurt(f.Seq+1, reason)
+	}
+}
 
 // Live takes a frame of the live socket.
 func (m *Machine) Live(now time.Time, f Frame) []Action {
 	m.begin()
 	m.lastLive, m.probed = now, 0
-	f.link = m.link
-	m.held = append(m.held, f)
-	m.heldBytes += len(f.Data)
+	if m.shared {
+		m.overhear(now, f)
+		return m.actions
+	}
+	m.hold(f)
 	m.drain(now, event.Live)
 	return m.actions
 }
@@ -208,15 +239,11 @@ func (m *Machine) Live(now time.Time, f Frame) []Action {
 // Replayed takes a frame of a replay.
 func (m *Machine) Replayed(now time.Time, f Frame) []Action {
 	m.begin()
-	m.deadline = now.Add(m.cfg.ReplayTimeout)
-	switch m.asked {
-	case noReplay:
+	if !m.reply.running {
 		m.duplicate(f)
-	case verifyLife:
-		m.verify(now, f)
-	default:
-		m.replayed(now, f)
+		return m.actions
 	}
+	m.replayed(now, f)
 	m.drain(now, event.Held)
 	return m.actions
 }
@@ -224,33 +251,37 @@ func (m *Machine) Replayed(now time.Time, f Frame) []Action {
 // ReplayEnd takes the end marker of a replay.
 func (m *Machine) ReplayEnd(now time.Time) []Action {
 	m.begin()
-	m.replying = false
-	m.ended(now, "")
+	m.open = false
+	if m.reply.running {
+		m.silent = false
+		m.ended(now, "")
+	}
 	m.drain(now, event.Held)
 	return m.actions
 }
 
-// Connected tells that the live socket has a peer (again).
+// Connected tells that the live socket has a peer (again). Behind a new connection may be another life than the one known,
+// whose sequence may already have passed ours, and a reply under way is the old one's.
 func (m *Machine) Connected(now time.Time) []Action {
 	m.begin()
 	if m.connected {
 		return m.actions
 	}
 	m.connected = true
-	m.link++
-	switch {
-	case m.known:
-		// Behind a new connection may be another life than the one known, whose sequence may already have passed ours.
-		// Until that is settled, what was held back before belongs to the old one, and a reply under way to nobody.
-		if m.doubt == noDoubt {
-			m.doubt, m.since = reconnected, now
+	m.links++
+	if m.shared {
+		return m.actions
+	}
+	if m.known {
+		m.suspect(now, reconnected)
+		if m.doubt == reconnected && m.since.Equal(m.dropped) { // from now on it can be confirmed
+			m.since = now
 		}
-		if m.cfg.Replay {
-			m.ask(now, verifyLife, m.anchor())
-		}
-	case m.cfg.Replay && m.link > 1:
-		m.discardOld() // whose they are can't be told; the replay has them
-		m.ask(now, fromStart, 0)
+	}
+	if m.cfg.Replay && (m.known || m.links > 1) {
+		m.silent = false
+		m.behind = m.behind || !m.known
+		m.inquire(now)
 	}
 	return m.actions
 }
@@ -258,29 +289,37 @@ func (m *Machine) Connected(now time.Time) []Action {
 // Disconnected tells that the live socket lost its peer.
 func (m *Machine) Disconnected(now time.Time) []Action {
 	m.begin()
-	if m.connected {
-		m.connected, m.dropped = false, now
+	if !m.connected {
+		return m.actions
+	}
+	m.connected, m.dropped = false, now
+	if m.known && !m.shared {
+		m.suspect(now, reconnected)
+		if m.reply.running { // another life could answer
+			m.inquire(now)
+		}
 	}
 	return m.actions
 }
 
-// Tick lets time pass: replays run out, and a silent engine is asked.
+// Tick lets time pass: replays run out, an engine that is silent or unproved is asked, and two publishers may have become
+// one again.
 func (m *Machine) Tick(now time.Time) []Action {
 	m.begin()
 	switch {
-	case m.asked != noReplay && now.After(m.deadline):
+	case m.shared:
+		m.part(now)
+	case m.reply.running && now.After(m.reply.deadline):
 		m.ended(now, "no answer from the replay endpoint")
-	case m.asked == noReplay && m.cfg.Replay && m.connected && m.probed < len(m.cfg.Probes) &&
-		now.Sub(m.lastLive) >= m.cfg.Probes[m.probed]:
-		m.probed++
-		switch {
-		case m.known && m.doubt != noDoubt: // nothing that comes is of use before the life is proved
-			m.ask(now, verifyLife, m.anchor())
-		case m.known:
-			m.ask(now, probeSilent, m.last+1)
-		default:
-			m.ask(now, probeSilent, 0)
+	case m.reply.running || !m.cfg.Replay || !m.connected || len(m.cfg.Probes) == 0:
+	case m.unsure() || m.silent:
+		if now.Sub(m.tried) >= m.cfg.Probes[min(m.tries, len(m.cfg.Probes)-1)] {
+			m.tried, m.tries = now, m.tries+1
+			m.ask(now, !m.known)
 		}
+	case m.probed < len(m.cfg.Probes) && now.Sub(m.lastLive) >= m.cfg.Probes[m.probed]:
+		m.probed++
+		m.ask(now, !m.known)
 	}
 	m.drain(now, event.Held)
 	return m.actions
@@ -291,180 +330,3 @@ func (m *Machine) begin() { m.actions = m.actions[:0] }
 func (m *Machine) do(a Action) { m.actions = append(m.actions, a) }
 
 func (m *Machine) duplicate(f Frame) { m.do(Action{Kind: Duplicate, Frame: f}) }
-
-// holding reports whether live frames wait for the replay that runs.
-func (m *Machine) holding() bool { return m.asked != noReplay && m.asked != probeSilent }
-
-// drain takes held frames in order of reception, until one must wait for a replay. A single frame that need not wait is
-// taken by the way given.
-func (m *Machine) drain(now time.Time, way event.Way) {
-	if len(m.held) > 1 {
-		way = event.Held
-	}
-	for len(m.held) > 0 {
-		if m.overfull() {
-			m.asked = noReplay
-			m.discardOld()
-			m.giveUp("held back too much while the replay ran")
-		}
-		if len(m.held) == 0 {
-			break
-		}
-		if m.holding() {
-			return
-		}
-		f := m.held[0]
-		m.held = m.held[1:]
-		m.heldBytes -= len(f.Data)
-		m.accept(now, f, way)
-	}
-	m.held = nil
-}
-
-func (m *Machine) overfull() bool {
-	return len(m.held) > m.cfg.MaxHeld || m.heldBytes > m.cfg.MaxHeldBytes
-}
-
-// wait puts a frame back: it is the next to be taken once the replay has ended.
-func (m *Machine) wait(f Frame) {
-	m.held = append([]Frame{f}, m.held...)
-	m.heldBytes += len(f.Data)
-}
-
-// accept takes the next frame in order of reception, when no replay holds it back.
-func (m *Machine) accept(now time.Time, f Frame, way event.Way) {
-	switch {
-	case !m.known && f.Seq > 0 && m.cfg.Replay && !m.begun:
-		// Whatever a replay told before, the engine has published since.
-		m.begun = true
-		m.ask(now, fromStart, 0)
-		m.wait(f)
-	case !m.known:
-		m.first(f, way)
-	case f.Seq > m.last && m.doubt != noDoubt && !m.later(f):
-		m.restart(now, f, way)
-	case f.Seq == m.last+1:
-		m.settle()
-		m.apply(f, way)
-	case f.Seq > m.last:
-		m.gap(now, f, way)
-	case m.sameBatch(f) || !m.anotherLife(f):
-		m.duplicate(f)
-	default:
-		m.restart(now, f, way)
-	}
-}
-
-// first takes the first frame known of a life.
-func (m *Machine) first(f Frame, way event.Way) {
-	m.state, m.reason = Beginning(f.Seq)
-	m.apply(f, way)
-}
-
-// Beginning returns how complete a life is whose first known batch has a sequence.
-func Beginning(first event.Seq) (event.State, string) {
-	if first > 0 {
-		return event.StatePartial, fmt.Sprintf("first heard at sequence %d", first)
-	}
-	return event.StateLive, ""
-}
-
-func (m *Machine) apply(f Frame, way event.Way) {
-	m.known, m.last = true, f.Seq
-	if len(m.recents) == event.MaxRecents {
-		m.recents = append(m.recents[:0], m.recents[1:]...)
-	}
-	m.recents = append(m.recents, event.Recent{Seq: f.Seq, Time: f.Time, Payload: f.Payload})
-	m.do(Action{Kind: Apply, Frame: f, Way: way})
-}
-
-// settle ends a doubt that no replay could: sequence and time are ahead, so it is taken for the same life. That proves
-// too little to call the set complete, but for a reconnect to an engine that has no replay.
-func (m *Machine) settle() {
-	if m.doubt == ourRestart || m.doubt == reconnected && m.cfg.Replay {
-		m.state, m.reason = event.StatePartial, "same life by sequence and time only: no replay proved it"
-	}
-	m.doubt = noDoubt
-}
-
-// anchor returns the last sequence whose batch is remembered; behind it there may be a range that was given up.
-func (m *Machine) anchor() event.Seq {
-	if len(m.recents) == 0 {
-		return m.last
-	}
-	return m.recents[len(m.recents)-1].Seq
-}
-
-// later reports whether a frame is later than the last one by the engine's clock; unknown times count as later.
-func (m *Machine) later(f Frame) bool {
-	if len(m.recents) == 0 || f.Time == 0 {
-		return true
-	}
-	return f.Time > m.recents[len(m.recents)-1].Time
-}
-
-// sameBatch reports whether a frame is one of the last batches.
-func (m *Machine) sameBatch(f Frame) bool {
-	for _, r := range m.recents {
-		if r.Seq == f.Seq {
-			return r.Payload == f.Payload
-		}
-	}
-	return false
-}
-
-// anotherLife reports whether a frame at or below last is of another, later life: a remembered sequence with other content
-// that is not older, or one too old to be remembered that carries a later time. What an earlier life left behind is
-// older, and of a range that was given up at the end nothing is known.
-func (m *Machine) anotherLife(f Frame) bool {
-	if f.Seq > m.anchor() {
-		return false
-	}
-	for _, r := range m.recents {
-		if r.Seq == f.Seq {
-			return r.Payload != f.Payload && (f.Time >= r.Time || f.Time == 0)
-		}
-	}
-	return m.later(f)
-}
-
-// betrays reports whether a frame received since the last reconnect can't be of the life known.
-func (m *Machine) betrays(f Frame) bool {
-	return f.Seq <= m.last && !m.sameBatch(f) && m.anotherLife(f)
-}
-
-func (m *Machine) gap(now time.Time, f Frame, way event.Way) {
-	m.settle()
-	if !m.cfg.Replay {
-		m.lose(m.last+1, f.Seq-1, "no replay endpoint")
-		m.apply(f, way)
-		return
-	}
-	m.ask(now, closeGap, m.last+1)
-	m.wait(f)
-}
-
-func (m *Machine) lose(first, last event.Seq, reason string) {
-	m.do(Action{Kind: Lose, First: first, Last: last, Reason: reason})
-	m.known, m.last = true, last
-	m.state, m.reason = event.StatePartial, fmt.Sprintf("lost %d to %d: %s", first, last, reason)
-}
-
-// restart begins a new life with the frame that betrayed it.
-func (m *Machine) restart(now time.Time, f Frame, way event.Way) {
-	m.do(Action{Kind: NewLife, Reason: fmt.Sprintf("sequence %d after %d", f.Seq, m.last)})
-	m.forget()
-	if m.cfg.Replay {
-		m.begun = true
-		m.ask(now, fromStart, 0)
-		m.wait(f)
-		return
-	}
-	m.first(f, way)
-}
-
-func (m *Machine) forget() {
-	m.known, m.doubt, m.recents = false, noDoubt, m.recents[:0]
-	m.state, m.reason = event.StateRecovering, "new life"
-	m.asked, m.barren, m.probed, m.begun = noReplay, 0, 0, false
-}

@@ -36,8 +36,11 @@ func TestScenarios(t *testing.T) {
 
 type scenario struct {
 	t   *testing.T
+	cfg recovery.Config
 	m   *recovery.Machine
 	now time.Time
+
+	applied recovery.Frame // last
 }
 
 func newScenario(t *testing.T, d *datadriven.TestData) *scenario {
@@ -46,19 +49,31 @@ func newScenario(t *testing.T, d *datadriven.TestData) *scenario {
 		cfg.Replay = false
 	}
 	d.MaybeScanArgs(t, "held", &cfg.MaxHeld)
-	return &scenario{t: t, m: recovery.New(cfg), now: time.Unix(1000, 0)}
+	d.MaybeScanArgs(t, "rounds", &cfg.Rounds)
+	var first uint64
+	d.MaybeScanArgs(t, "first", &first)
+	cfg.First = event.Seq(first)
+	return &scenario{t: t, cfg: cfg, now: time.Unix(1000, 0)}
 }
 
-// frame makes the batch seq of a life: same sequence and life, same content; a later life has later times.
+// frame makes the batch seq of a life: same text, same content. A later life has later times, if it is not said how much
+// the engine's clock was set: 7@-30s.
 func frame(t *testing.T, text string) recovery.Frame {
+	text, set, _ := strings.Cut(text, "@")
 	number, life, _ := strings.Cut(text, "'")
 	seq, err := strconv.ParseUint(number, 10, 64)
 	if err != nil {
 		t.Fatalf("frame %q: %v", text, err)
 	}
+	var off time.Duration
+	if set != "" {
+		if off, err = time.ParseDuration(set); err != nil {
+			t.Fatalf("frame %q: %v", text, err)
+		}
+	}
 	era := uint64(len(life)) // '', 'a, 'bb …
 	return recovery.Frame{
-		Seq: event.Seq(seq), Time: event.Time(1e18 + era*1e15 + seq*1e9), Payload: seq*31 + era*1_000_003 + 7,
+		Seq: event.Seq(seq), Time: event.Time(1e18 + era*1e15 + seq*1e9 + uint64(off)), Payload: seq*31 + era*1_000_003 + uint64(off) + 7,
 		Data: make([]byte, 100),
 	}
 }
@@ -68,6 +83,7 @@ func (s *scenario) step(out *strings.Builder, fields []string) {
 	record := func(a []recovery.Action) { actions = append(actions, a...) }
 	switch fields[0] {
 	case "start":
+		s.m = recovery.New(s.cfg) // whatever was known before is the prior
 		record(s.m.Start(s.now, s.prior(fields[1:])))
 	case "live":
 		for _, f := range fields[1:] {
@@ -91,11 +107,14 @@ func (s *scenario) step(out *strings.Builder, fields []string) {
 	case "disconnected":
 		record(s.m.Disconnected(s.now))
 	case "cleared":
-		s.m.Cleared()
+		s.m.Cleared(s.applied)
 	default:
 		s.t.Fatalf("unknown command %q", fields[0])
 	}
 	for _, a := range actions {
+		if a.Kind == recovery.Apply {
+			s.applied = a.Frame
+		}
 		fmt.Fprintln(out, describe(a))
 	}
 	state, reason := s.m.State(s.now)
@@ -109,11 +128,17 @@ func (s *scenario) prior(fields []string) *recovery.Prior {
 	if len(fields) == 0 {
 		return nil
 	}
-	f := frame(s.t, fields[0])
-	return &recovery.Prior{
-		Started: true, Last: f.Seq, State: event.StateLive,
-		Recents: []event.Recent{{Seq: f.Seq, Time: f.Time, Payload: f.Payload}},
+	p := &recovery.Prior{Started: true, State: event.StateLive}
+	for _, text := range fields {
+		if text == "unproved" {
+			p.State, p.Reason = event.StatePartial, "same life by sequence only: no replay proved it"
+			continue
+		}
+		f := frame(s.t, text)
+		p.Last = f.Seq
+		p.Recents = append(p.Recents, event.Recent{Seq: f.Seq, Time: f.Time, Payload: f.Payload})
 	}
+	return p
 }
 
 func describe(a recovery.Action) string {
@@ -129,6 +154,8 @@ func describe(a recovery.Action) string {
 			return fmt.Sprintf("  ask from %d on a fresh socket", a.First)
 		}
 		return fmt.Sprintf("  ask from %d", a.First)
+	case recovery.Tell:
+		return fmt.Sprintf("  tell %v: %s", a.State, a.Reason)
 	case recovery.Duplicate:
 		return fmt.Sprintf("  duplicate %d", a.Frame.Seq)
 	default:

@@ -2,189 +2,164 @@ package recovery
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"kvstrata/event"
 )
 
-// purpose is why a replay was asked for.
-type purpose uint8
-
-const (
-	noReplay    purpose = iota
-	fromStart           // everything there is of a life
-	closeGap            // the hole after last
-	verifyLife          // the last batch, to see that it is still this life's
-	probeSilent         // what came after last, since nothing does
-)
-
-func (m *Machine) ask(now time.Time, why purpose, from event.Seq) {
-	m.asked, m.from, m.deadline = why, from, now.Add(m.cfg.ReplayTimeout)
-	m.progress, m.hasAhead = false, false
-	// What is still under way of an earlier reply must not be taken for this one's.
-	m.do(Action{Kind: Ask, First: from, Reopen: m.replying})
-	m.replying = true
+// reply is what is known of the replay asked for last.
+type reply struct {
+	running  bool
+	holds    bool      // live frames wait for it
+	from     event.Seq // the last batch remembered, which proves the life
+	deadline time.Time
+	empty    bool      // it brought nothing yet
+	moved    bool      // it begins beyond what could prove the life
+	progress bool      // it brought something new
+	ahead    event.Seq // its lowest sequence beyond the hole
+	hasAhead bool
 }
 
-// verify takes the first frame of a replay from our last batch: it proves the life, or another one.
-func (m *Machine) verify(now time.Time, f Frame) {
-	switch {
-	case m.sameBatch(f):
-		m.doubt, m.barren = noDoubt, 0
-		m.duplicate(f)
-		m.asked, m.from, m.progress = closeGap, m.last+1, true // what follows closes whatever gap there is
-	case f.Seq > m.anchor() && m.later(f) && !slices.ContainsFunc(m.held, m.betrays):
-		m.settle() // the engine's buffer has moved on: sequence and time must do
-		m.asked, m.from = closeGap, m.last+1
-		m.replayed(now, f)
-	default:
-		m.proveNewLife(now, fmt.Sprintf("replay answers sequence %d with another batch", f.Seq))
-		m.duplicate(f)
+// inquire asks for what live frames have to wait for.
+func (m *Machine) inquire(now time.Time) { m.ask(now, true) }
+
+// ask asks the engine for everything from the last batch remembered: its answer shows first whether the life is still the
+// same.
+func (m *Machine) ask(now time.Time, holds bool) {
+	m.reply = reply{running: true, holds: holds, deadline: now.Add(m.cfg.ReplayTimeout), empty: true}
+	if m.known {
+		m.reply.from = m.anchor()
 	}
+	m.asks++
+	// What is still under way of an earlier reply must not be taken for this one's.
+	m.do(Action{Kind: Ask, First: m.reply.from, Reopen: m.open})
+	m.open = true
 }
 
-// discardOld drops what was held back before the last reconnect.
-func (m *Machine) discardOld() {
-	m.held = slices.DeleteFunc(m.held, func(f Frame) bool {
-		if f.link == m.link {
-			return false
-		}
-		m.heldBytes -= len(f.Data)
-		m.duplicate(f)
-		return true
-	})
-}
-
-// proveNewLife begins the life that a replay has shown; what was held back of the old one is of no use.
-func (m *Machine) proveNewLife(now time.Time, reason string) {
-	m.discardOld()
-	m.do(Action{Kind: NewLife, Reason: reason})
-	m.forget()
-	m.ask(now, fromStart, 0)
-}
-
-// replayed takes a frame of a replay from the start, into a gap, or into silence.
+// replayed takes a frame of the running replay.
 func (m *Machine) replayed(now time.Time, f Frame) {
+	initial := m.reply.empty
+	m.reply.empty = false
+	if m.silent { // it answers again: from now on it decides
+		m.silent, m.reply.holds = false, true
+	}
 	way := event.Recovered
-	if m.asked == probeSilent {
+	if !m.reply.holds {
 		way = event.Asked
 	}
-	switch {
+	switch payload, remembered := m.recall(f.Seq); {
 	case !m.known:
-		m.discardOld() // of an earlier life, or in this replay
-		m.progress = true
+		m.behind = m.behind || !m.connected
 		m.first(f, way)
-	case f.Seq <= m.last && (m.sameBatch(f) || !m.anotherLife(f)):
-		m.duplicate(f)
-	case f.Seq <= m.last:
+		m.extend(now)
+	case remembered && payload != f.Payload:
 		m.proveNewLife(now, fmt.Sprintf("replay answers sequence %d with another batch", f.Seq))
 		m.duplicate(f)
+	case initial && m.unsure() && remembered && f.Seq == m.reply.from:
+		m.prove(now)
+		m.duplicate(f)
+		m.reply.deadline = now.Add(m.cfg.ReplayTimeout)
+	case initial && m.unsure() && f.Seq <= m.last+1:
+		m.proveNewLife(now, "the replay no longer has what would prove the life known")
+		m.duplicate(f)
 	case f.Seq == m.last+1:
-		m.progress = true
 		m.next(f, way)
+		m.extend(now)
+	case f.Seq <= m.last:
+		m.duplicate(f)
 	default:
-		if !m.hasAhead {
-			m.ahead, m.hasAhead = f.Seq, true
+		m.reply.moved = m.reply.moved || initial && m.unsure()
+		if !m.reply.hasAhead {
+			m.reply.ahead, m.reply.hasAhead = f.Seq, true
 		}
 		m.duplicate(f) // of no use until the hole before it is closed; asked for again then
 	}
 }
 
-// next applies the frame after last, preferring the copy that was received live.
-func (m *Machine) next(f Frame, way event.Way) {
-	for i, h := range m.held {
-		if h.Seq == f.Seq && h.Payload == f.Payload {
-			m.heldBytes -= len(h.Data)
-			m.held = slices.Delete(m.held, i, i+1)
-			m.duplicate(f)
-			m.apply(h, event.Held)
-			return
-		}
-	}
-	m.apply(f, way)
+// extend gives a reply that brought something new more time; one of nothing new must not go on for ever.
+func (m *Machine) extend(now time.Time) {
+	m.reply.progress, m.reply.deadline = true, now.Add(m.cfg.ReplayTimeout)
 }
 
-// ended takes the end of a replay: by its marker, or by silence.
+// ended takes the end of the running replay: by its marker, or by silence.
 func (m *Machine) ended(now time.Time, silence string) {
-	why := m.asked
-	m.asked = noReplay
-	if m.progress {
+	r := m.reply
+	m.reply.running = false
+	if m.barren++; r.progress {
 		m.barren = 0
-	} else if why != noReplay {
-		m.barren++
 	}
-	switch why {
-	case noReplay:
-		return
-	case verifyLife:
-		m.unverified(now, silence)
-		return
-	case fromStart, closeGap, probeSilent:
-		if silence != "" && m.barren < m.cfg.Attempts && (why != probeSilent) {
-			m.ask(now, why, m.resume(why))
-			return
-		}
-	}
-	if why == fromStart && silence != "" && len(m.held) > 0 {
-		m.begun = true // it would be as silent again
-	}
-	// The reply may have been short: routers drop what a slow client does not take.
-	hole := m.hasAhead || len(m.held) > 0
-	if !m.known || len(m.held) > 0 && m.held[0].Seq <= m.last+1 {
-		hole = false // what was held back goes on from here
-	}
-	if hole && m.barren < m.cfg.Attempts {
-		m.ask(now, closeGap, m.last+1)
-		return
-	}
-	if silence == "" {
-		silence = "the replay does not reach back so far"
-	}
-	m.barren = 0
-	if !hole {
-		return
-	}
-	m.giveUp(silence)
-	if m.hasAhead {
-		m.ask(now, closeGap, m.last+1)
-	}
-}
-
-// resume returns where to go on asking.
-func (m *Machine) resume(why purpose) event.Seq {
-	if why == fromStart && !m.known {
-		return 0
-	}
-	return m.last + 1
-}
-
-// unverified takes the end of a replay that brought no word of our last batch.
-func (m *Machine) unverified(now time.Time, silence string) {
 	if silence != "" {
-		if m.barren < m.cfg.Attempts {
-			m.ask(now, verifyLife, m.anchor())
-			return
-		}
-		// No proof is to be had: sequence and time of what comes on this connection must do, and it stays in doubt until
-		// then.
-		m.barren = 0
-		m.discardOld()
+		m.unanswered(now, r)
 		return
 	}
-	// The engine answered, and does not have our last batch: it began anew.
-	m.proveNewLife(now, fmt.Sprintf("replay knows nothing of sequence %d", m.anchor()))
+	if r.empty && m.unsure() {
+		m.proveNewLife(now, fmt.Sprintf("replay knows nothing of sequence %d", r.from))
+		return
+	}
+	m.sift()
+	// The reply may have been short: routers drop what a slow client does not take.
+	if !m.hasHole(r) {
+		m.barren, m.rounds = 0, 0
+		return
+	}
+	if m.again() {
+		m.inquire(now)
+		return
+	}
+	m.barren, m.rounds = 0, 0
+	m.giveUp(now, r, "the replay does not reach back so far")
+}
+
+// unanswered takes the silence of a replay. If there was one too often, what is heard must do: it can't prove a life.
+func (m *Machine) unanswered(now time.Time, r reply) {
+	if m.silent || !r.holds {
+		m.barren = 0
+		return
+	}
+	if m.again() {
+		m.inquire(now)
+		return
+	}
+	m.barren, m.rounds = 0, 0
+	m.silent, m.tried, m.tries = true, now, 0
+	if m.behind && m.known {
+		m.suspect(now, reconnected)
+	}
+}
+
+// hasHole reports whether the reply, or what is held back, has something beyond what is missing.
+func (m *Machine) hasHole(r reply) bool {
+	switch {
+	case !m.known:
+		return false
+	case r.moved:
+		return true
+	case len(m.held) > 0 && !m.behind:
+		return m.held[0].Seq > m.last+1
+	default:
+		return r.hasAhead && r.ahead > m.last+1
+	}
+}
+
+// again reports whether what a replay did not bring may be asked for once more, and counts it.
+func (m *Machine) again() bool {
+	m.rounds++
+	return m.barren < m.cfg.Attempts && m.rounds < m.cfg.Rounds
 }
 
 // giveUp loses the hole after last, up to the next batch that there is: the first one held, or one that the last reply
-// had beyond the hole.
-func (m *Machine) giveUp(reason string) {
-	next, found := m.ahead, m.hasAhead
-	if len(m.held) > 0 && m.held[0].Seq > m.last && (!found || m.held[0].Seq < next) {
-		next, found = m.held[0].Seq, true
-	}
-	if !found || !m.known || next <= m.last+1 {
-		return
+// had beyond the hole. Where the life was in doubt only the reply counts; what it has is of the engine, and nothing is left that
+// was not.
+func (m *Machine) giveUp(now time.Time, r reply, reason string) {
+	next := r.ahead
+	if !r.moved && !m.behind && len(m.held) > 0 && (!r.hasAhead || m.held[0].Seq < next) {
+		next = m.held[0].Seq
 	}
 	m.lose(m.last+1, next-1, reason)
+	if r.moved {
+		m.doubt, m.standing.unproved, m.behind = noDoubt, false, true
+	}
+	if r.hasAhead && (len(m.held) == 0 || m.held[0].Seq > m.last+1) {
+		m.inquire(now)
+	}
 }
