@@ -414,11 +414,14 @@ func (e *engine) violations() []event.Counter {
 	return all
 }
 
+// noEvictions is why a Mooncake master's source is stale.
+const noEvictions = "a Mooncake master tells no evictions: what it told may be gone"
+
 // trust returns how far the source can be trusted at best: a Mooncake master tells no evictions, so that nothing of it may be
 // counted on.
 func (e *engine) trust(state event.State, reason string) (event.State, string) {
 	if state.Answers() && e.decoder.Dialect() == DialectMooncake {
-		return event.StateStale, "a Mooncake master tells no evictions: what it told may be gone"
+		return event.StateStale, noEvictions
 	}
 	return state, reason
 }
@@ -428,7 +431,7 @@ func (e *engine) checkpoint(now time.Time) {
 		Epoch: e.epoch, Seq: e.ledger.Last, Written: event.UnixTime(now), Ledger: e.ledger.Clone(),
 		Recents: append([]event.Recent(nil), e.machine.Recents()...), PastLives: e.lives,
 	}
-	cp.State, cp.Reason = e.machine.Data()
+	cp.State, cp.Reason = e.trust(e.machine.Data())
 	e.stream.Checkpoint(cp, e.set.Snapshot())
 }
 

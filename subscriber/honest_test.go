@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"kvstrata/event"
+	"kvstrata/indexer/prefix"
 	"kvstrata/subscriber"
 )
 
@@ -13,7 +14,7 @@ func TestMooncakeIsNotCountedOn(t *testing.T) {
 	r, e := newRoad(t), startEngine(t)
 	cfg := e.config("store")
 	cfg.Replay, cfg.Dialect, cfg.AsSet, cfg.Source.Origin = "", subscriber.DialectMooncake, true, event.Store
-	r.subscribe(cfg)
+	stop := r.subscribe(cfg)
 	eventually(t, "the store is heard", func() bool {
 		e.raw(true, pack([]any{1789095808839, []any{map[string]any{"event_type": "stored", "medium": "cpu", "seq_hashes": []any{7}}}, 0}))
 		s := r.info("store")
@@ -23,6 +24,15 @@ func TestMooncakeIsNotCountedOn(t *testing.T) {
 	if s.Dialect != "mooncake" || len(s.Resident) != 1 || s.Resident[0].Copies != 1 {
 		t.Errorf("dialect %q, resident %+v: want the one block once", s.Dialect, s.Resident)
 	}
+	stop()
+	late := prefix.New(prefix.DefaultConfig()) // begins from the checkpoint
+	r.consume(late)
+	eventually(t, "who comes late does not count on it either", func() bool {
+		all := late.Sources()
+		return len(all) == 1 && all[0].Started && all[0].State == event.StateStale
+	})
+	r.subscribe(cfg)
+	eventually(t, "nor after a restart", func() bool { return r.info("store").Reason == s.Reason && r.info("store").Fence > s.Fence })
 }
 
 // vLLM's offloading tells tokens and no extra keys: a salted block must not get the name that its tokens alone would give it.

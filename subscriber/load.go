@@ -55,9 +55,10 @@ func (e *engine) load(ctx context.Context) (*recovery.Prior, error) {
 	} else if err != nil {
 		return nil, err
 	}
+	told := e.epoch // of an epoch that is cut off
 	e.ledger, e.lives = p.Ledger, p.Lives
 	if e.epoch = p.Epoch; p.Epoch == 0 {
-		e.epoch = max(highest+1, event.Epoch(time.Now().UnixMilli()))
+		e.epoch = max(highest+1, told+1, event.Epoch(time.Now().UnixMilli()))
 	}
 	return p.Prior(), nil
 }
@@ -87,6 +88,9 @@ func (e *engine) loadCheckpoint(ctx context.Context) (past, error) {
 			e.log.Warn("checkpoint can't be loaded; trying the one before", "checkpoint", name, "err", err)
 			continue
 		}
+		if cp.Reason == noEvictions { // that it can't be trusted is said over what is known of it
+			cp.State, cp.Reason = event.StateLive, ""
+		}
 		p := e.newPast(cp, 1)
 		if cp.Position.SameStream(now) {
 			p.from = cp.Position.Sequence + 1
@@ -114,8 +118,8 @@ func (e *engine) readTail(ctx context.Context, p *past, end uint64) error {
 			return nil
 		}
 		switch {
-		case d.Kind == bus.Events && p.isCutOff(&d.Head):
-			e.epoch, err = max(e.epoch, d.Head.Epoch), errHole
+		case d.Kind == bus.Events && p.isCutOff(&d.Head, e.recovery().First):
+			e.epoch, err = max(e.epoch, d.Head.Epoch), recovery.ErrHole
 		case d.Kind == bus.Events:
 			err = e.follow(p, d, &dec)
 		case d.Kind == bus.Status:
@@ -132,8 +136,8 @@ func (e *engine) readTail(ctx context.Context, p *past, end uint64) error {
 
 // isCutOff reports whether a message of the tail begins an epoch in its middle, where no checkpoint of this stream says that it
 // began there: what came before may have been in a stream that NATS lost.
-func (p *past) isCutOff(h *bus.Head) bool {
-	return p.from == 1 && h.Fence >= p.fence && h.Epoch > p.epoch && h.First > 0
+func (p *past) isCutOff(h *bus.Head, first event.Seq) bool {
+	return p.from == 1 && h.Fence >= p.Fence && h.Epoch > p.Epoch && h.First > first
 }
 
 // follow applies one message of the tail.
