@@ -96,6 +96,7 @@ export interface SourceReport {
   groups?: { group: number; block_size: number; spec_kind?: string; sliding_window?: number; eagle?: boolean }[] | null;
   oddities?: { name: string; count: number; example?: string }[];
   ledger: { holes?: { first: number; last: number; reason: string }[] };
+  past_lives?: { epoch: number; ledger: { first: number; last: number; lost: number }; tail_unknown?: boolean }[];
 }
 
 export interface Hits {

@@ -75,6 +75,12 @@ export function SourceContract({ s }: { s: Source }) {
             Lost {count(h.first)} to {count(h.last)}: {h.reason}
           </p>
         ))}
+        {(report.past_lives ?? []).map((life) => (
+          <p key={life.epoch} class="note">
+            An earlier life, {life.epoch}: {count(life.ledger.first)} to {count(life.ledger.last)},{" "}
+            {count(life.ledger.lost)} lost{life.tail_unknown ? "; what it sent after that is unknown" : ""}
+          </p>
+        ))}
         {failure && <p class="note tone-stale">{failure}</p>}
       </div>
     </Group>
