@@ -10,8 +10,8 @@ import (
 // reply is what is known of the replay asked for last.
 type reply struct {
 	running  bool
-	holds    bool      // live frames wait for it
-	from     event.Seq // the last batch remembered, which proves the life
+	holds    bool // live frames wait for it
+	from     event.Seq
 	deadline time.Time
 	empty    bool      // it brought nothing yet
 	moved    bool      // it begins beyond what could prove the life
@@ -23,12 +23,15 @@ type reply struct {
 // inquire asks for what live frames have to wait for.
 func (m *Machine) inquire(now time.Time) { m.ask(now, true) }
 
-// ask asks the engine for everything from the last batch remembered: its answer shows first whether the life is still the
-// same.
+// ask asks the engine for everything from the last batch on: its answer shows first whether the life is still the same. What was
+// given up at the end can't show that; where it must be shown, the last batch remembered can.
 func (m *Machine) ask(now time.Time, holds bool) {
 	m.reply = reply{running: true, holds: holds, deadline: now.Add(m.cfg.ReplayTimeout), empty: true}
-	if m.known {
+	switch {
+	case m.unsure():
 		m.reply.from = m.anchor()
+	case m.known:
+		m.reply.from = m.last
 	}
 	m.asks++
 	// What is still under way of an earlier reply must not be taken for this one's.
@@ -107,7 +110,7 @@ func (m *Machine) ended(now time.Time, silence string) {
 		return
 	}
 	m.barren, m.rounds = 0, 0
-	m.giveUp(now, r, "the replay does not reach back so far")
+	m.giveUp(r, "the replay does not reach back so far")
 }
 
 // unanswered takes the silence of a replay. If there was one too often, what is heard must do: it can't prove a life.
@@ -150,7 +153,7 @@ func (m *Machine) again() bool {
 // giveUp loses the hole after last, up to the next batch that there is: the first one held, or one that the last reply
 // had beyond the hole. Where the life was in doubt only the reply counts; what it has is of the engine, and nothing is left that
 // was not.
-func (m *Machine) giveUp(now time.Time, r reply, reason string) {
+func (m *Machine) giveUp(r reply, reason string) {
 	next := r.ahead
 	if !r.moved && !m.behind && len(m.held) > 0 && (!r.hasAhead || m.held[0].Seq < next) {
 		next = m.held[0].Seq
@@ -158,8 +161,5 @@ func (m *Machine) giveUp(now time.Time, r reply, reason string) {
 	m.lose(m.last+1, next-1, reason)
 	if r.moved {
 		m.doubt, m.standing.unproved, m.behind = noDoubt, false, true
-	}
-	if r.hasAhead && (len(m.held) == 0 || m.held[0].Seq > m.last+1) {
-		m.inquire(now)
 	}
 }
