@@ -110,7 +110,7 @@ func (m *Machine) ended(now time.Time, silence string) {
 		return
 	}
 	m.barren, m.rounds = 0, 0
-	m.giveUp(r, "the replay does not reach back so far")
+	m.giveUp(now, r, "the replay does not reach back so far")
 }
 
 // unanswered takes the silence of a replay. If there was one too often, what is heard must do: it can't prove a life.
@@ -153,7 +153,7 @@ func (m *Machine) again() bool {
 // giveUp loses the hole after last, up to the next batch that there is: the first one held, or one that the last reply
 // had beyond the hole. Where the life was in doubt only the reply counts; what it has is of the engine, and nothing is left that
 // was not.
-func (m *Machine) giveUp(r reply, reason string) {
+func (m *Machine) giveUp(now time.Time, r reply, reason string) {
 	next := r.ahead
 	if !r.moved && !m.behind && len(m.held) > 0 && (!r.hasAhead || m.held[0].Seq < next) {
 		next = m.held[0].Seq
@@ -161,5 +161,8 @@ func (m *Machine) giveUp(r reply, reason string) {
 	m.lose(m.last+1, next-1, reason)
 	if r.moved {
 		m.doubt, m.standing.unproved, m.behind = noDoubt, false, true
+	}
+	if r.hasAhead && len(m.held) == 0 { // nothing else would ask for it
+		m.inquire(now)
 	}
 }
