@@ -119,6 +119,28 @@ func TestARestartedEngineBeginsANewEpoch(t *testing.T) {
 	}
 }
 
+// What became of the life before is told for as long as others have not taken its place, whoever is told by.
+func TestALifeThatEndedIsRemembered(t *testing.T) {
+	r, e := newRoad(t), startEngine(t)
+	stop := r.subscribe(e.config("a"))
+	e.publish(storing(1, 2), storing(3, 4))
+	before := r.await("a", 1, event.StateLive)
+	e.restart()
+	e.publish(storing(1, 1))
+	eventually(t, "another epoch", func() bool { return r.info("a").Epoch > before.Epoch })
+	check := func(s prefix.SourceInfo) {
+		t.Helper()
+		if len(s.Past) != 1 || s.Past[0].Epoch != before.Epoch || s.Past[0].Ledger.Last != 1 || !s.Past[0].TailUnknown {
+			t.Errorf("past lives %+v, want that of epoch %d", s.Past, before.Epoch)
+		}
+	}
+	check(r.await("a", 0, event.StateLive))
+	stop()
+	r.subscribe(e.config("a"))
+	e.publish(storing(2, 2))
+	check(r.await("a", 1, event.StateLive))
+}
+
 func TestARestartPastOurSequenceIsNoticed(t *testing.T) {
 	r, e := newRoad(t), startEngine(t)
 	r.subscribe(e.config("a"))

@@ -19,7 +19,6 @@ func (m *Machine) hold(f Frame) {
 	}
 	m.held = append(m.held, f)
 	m.heldBytes += len(f.Data)
-	m.match()
 }
 
 // drain takes held frames in order of reception, until one must wait for a replay. A single frame that need not wait is
@@ -57,17 +56,6 @@ func (m *Machine) discard(useless func(Frame) bool) {
 	})
 }
 
-// match looks for the first frame held that a replay had too: this life is heard from there on, and what came before it is
-// another's.
-func (m *Machine) match() {
-	if !m.behind {
-		return
-	}
-	if i := slices.IndexFunc(m.held, m.sameBatch); i >= 0 {
-		m.heardFrom(i)
-	}
-}
-
 // heardFrom ends the time in which frames of an earlier life may come: this one's begin with the i-th held.
 func (m *Machine) heardFrom(i int) {
 	m.behind = false
@@ -78,11 +66,17 @@ func (m *Machine) heardFrom(i int) {
 	m.held = m.held[i:]
 }
 
-// sift drops, of what may be of an earlier life, what the replay asked for since did not have.
+// sift drops, of what may be of an earlier life, what came before the first frame held that a replay had too, or, where there is
+// none, what the replay asked for since did not have.
 func (m *Machine) sift() {
-	if m.match(); m.behind {
-		m.discard(func(f Frame) bool { return f.asks < m.asks })
+	if !m.behind {
+		return
 	}
+	if i := slices.IndexFunc(m.held, m.sameBatch); i >= 0 {
+		m.heardFrom(i)
+		return
+	}
+	m.discard(func(f Frame) bool { return f.asks < m.asks })
 }
 
 // next applies the frame after last that a replay brought, preferring the copy that was received live.

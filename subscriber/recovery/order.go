@@ -13,6 +13,7 @@ func (m *Machine) decides() bool { return m.cfg.Replay && !m.silent }
 func (m *Machine) accept(now time.Time, f Frame, way event.Way) {
 	switch {
 	case m.known && m.sameBatch(f):
+		m.behind = false // this life is heard
 		m.duplicate(f)
 	case m.behind && !m.decides():
 		m.duplicate(f) // whose it is only a replay could tell; it is a gap until then
@@ -24,7 +25,7 @@ func (m *Machine) accept(now time.Time, f Frame, way event.Way) {
 		m.consult(now, f)
 	case !m.known:
 		m.first(f, way)
-	case m.decides() && !m.elsewhere() && m.forgotten(f):
+	case m.decides() && m.forgotten(f):
 		m.duplicate(f) // late, of a range that was given up
 	case m.decides() && f.Seq <= m.last:
 		m.suspect(now, disputed)

@@ -144,6 +144,33 @@ func TestPastHearsWhatFits(t *testing.T) {
 	}
 }
 
+// A cleared cache does not say whose it is.
+func TestPastStaysUnproved(t *testing.T) {
+	const unproved = "same life by sequence only: no replay proved it"
+	set := resident.New(resident.DefaultConfig(), nil)
+	p := recovery.NewPast(0, nil)
+	follow := func(batches []event.Batch) {
+		t.Helper()
+		if err := p.Follow(set, 1, 5, batches); err != nil {
+			t.Fatal(err)
+		}
+	}
+	follow(batch(3, event.Live))
+	p.Hear(&event.Status{
+		Fence: 1, Epoch: 5, Seq: 3, State: event.StatePartial, Reason: unproved + "; first heard at sequence 3", Ledger: event.Ledger{Started: true},
+	})
+	cleared := batch(4, event.Live)
+	cleared[0].Events = []event.Event{{Kind: event.Cleared, Cause: event.ByEngine, Group: event.NoGroup, LoRAID: event.NoLoRAID}}
+	follow(cleared)
+	if p.State != event.StatePartial || p.Reason != unproved {
+		t.Errorf("%v (%s)", p.State, p.Reason)
+	}
+	follow(batch(5, event.Lost))
+	if want := unproved + "; lost 5 to 5: no replay endpoint"; p.State != event.StatePartial || p.Reason != want {
+		t.Errorf("%v (%s)", p.State, p.Reason)
+	}
+}
+
 // Of the lives that ended the newest are remembered, without their holes.
 func TestPastLivesAreBounded(t *testing.T) {
 	set := resident.New(resident.DefaultConfig(), nil)

@@ -40,7 +40,17 @@ type scenario struct {
 	m   *recovery.Machine
 	now time.Time
 
-	applied recovery.Frame // last
+	applied map[event.Seq]recovery.Frame
+}
+
+// named returns the last frame applied under a sequence.
+func (s *scenario) named(seq string) recovery.Frame {
+	n, err := strconv.ParseUint(seq, 10, 64)
+	f, found := s.applied[event.Seq(n)]
+	if err != nil || !found {
+		s.t.Fatalf("%q was not applied", seq)
+	}
+	return f
 }
 
 func newScenario(t *testing.T, d *datadriven.TestData) *scenario {
@@ -53,7 +63,7 @@ func newScenario(t *testing.T, d *datadriven.TestData) *scenario {
 	var first uint64
 	d.MaybeScanArgs(t, "first", &first)
 	cfg.First = event.Seq(first)
-	return &scenario{t: t, cfg: cfg, now: time.Unix(1000, 0)}
+	return &scenario{t: t, cfg: cfg, now: time.Unix(1000, 0), applied: make(map[event.Seq]recovery.Frame)}
 }
 
 // frame makes the batch seq of a life: same text, same content. A later life has later times, if it is not said how much
@@ -107,13 +117,17 @@ func (s *scenario) step(out *strings.Builder, fields []string) {
 	case "disconnected":
 		record(s.m.Disconnected(s.now))
 	case "cleared":
-		s.m.Cleared(s.applied)
+		s.m.Cleared(s.named(fields[1]))
+	case "filled":
+		s.m.Filled(s.named(fields[1]))
+	case "malformed":
+		s.m.Malformed(s.named(fields[1]), "malformed batch")
 	default:
 		s.t.Fatalf("unknown command %q", fields[0])
 	}
 	for _, a := range actions {
 		if a.Kind == recovery.Apply {
-			s.applied = a.Frame
+			s.applied[a.Frame.Seq] = a.Frame
 		}
 		fmt.Fprintln(out, describe(a))
 	}
@@ -160,5 +174,34 @@ func describe(a recovery.Action) string {
 		return fmt.Sprintf("  duplicate %d", a.Frame.Seq)
 	default:
 		return "  ?"
+	}
+}
+
+// What proves a life is remembered however much comes until the engine answers.
+func TestProofOutlivesWhatIsRemembered(t *testing.T) {
+	cfg := recovery.DefaultConfig()
+	m, now := recovery.New(cfg), time.Unix(1000, 0)
+	known := frame(t, "41")
+	m.Start(now, &recovery.Prior{
+		Started: true, Last: 41, State: event.StateLive, Recents: []event.Recent{{Seq: 41, Time: known.Time, Payload: known.Payload}},
+	})
+	m.Connected(now)
+	for range cfg.Attempts {
+		now = now.Add(6 * time.Second)
+		m.Tick(now)
+	}
+	for seq := 42; seq < 42+2*event.MaxRecents; seq++ {
+		m.Live(now, frame(t, strconv.Itoa(seq)))
+	}
+	if last, _ := m.Last(); last != 41+2*event.MaxRecents || len(m.Recents()) != event.MaxRecents {
+		t.Fatalf("at %d with %d batches", last, len(m.Recents()))
+	}
+	actions := m.Tick(now.Add(time.Second))
+	if len(actions) != 1 || actions[0].Kind != recovery.Ask || actions[0].First != 41 {
+		t.Fatalf("asks %+v, want from 41", actions)
+	}
+	m.Replayed(now, known)
+	if state, reason := m.Data(); state != event.StateLive {
+		t.Errorf("%v (%s) once it is proved", state, reason)
 	}
 }

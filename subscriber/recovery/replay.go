@@ -10,8 +10,8 @@ import (
 // reply is what is known of the replay asked for last.
 type reply struct {
 	running  bool
-	holds    bool      // live frames wait for it
-	from     event.Seq // the last batch remembered, which proves the life
+	holds    bool // live frames wait for it
+	from     event.Seq
 	deadline time.Time
 	empty    bool      // it brought nothing yet
 	moved    bool      // it begins beyond what could prove the life
@@ -23,12 +23,15 @@ type reply struct {
 // inquire asks for what live frames have to wait for.
 func (m *Machine) inquire(now time.Time) { m.ask(now, true) }
 
-// ask asks the engine for everything from the last batch remembered: its answer shows first whether the life is still the
-// same.
+// ask asks the engine for everything from the last batch on: its answer shows first whether the life is still the same. What was
+// given up at the end can't show that; where it must be shown, the last batch remembered can.
 func (m *Machine) ask(now time.Time, holds bool) {
 	m.reply = reply{running: true, holds: holds, deadline: now.Add(m.cfg.ReplayTimeout), empty: true}
-	if m.known {
+	switch {
+	case m.unsure():
 		m.reply.from = m.anchor()
+	case m.known:
+		m.reply.from = m.last
 	}
 	m.asks++
 	// What is still under way of an earlier reply must not be taken for this one's.
@@ -159,7 +162,7 @@ func (m *Machine) giveUp(now time.Time, r reply, reason string) {
 	if r.moved {
 		m.doubt, m.standing.unproved, m.behind = noDoubt, false, true
 	}
-	if r.hasAhead && (len(m.held) == 0 || m.held[0].Seq > m.last+1) {
+	if r.hasAhead && len(m.held) == 0 { // nothing else would ask for it
 		m.inquire(now)
 	}
 }
