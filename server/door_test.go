@@ -248,6 +248,7 @@ func TestLogin(t *testing.T) {
 	}
 	for next, want := range map[string]string{
 		"/tail?x=1": "/tail?x=1", "": "/", "//evil.example": "/", `/\evil.example`: "/", "https://evil.example/": "/", "tail": "/", "/a\nb": "/",
+		"/login": "/", "/login?next=/tail": "/", "/%6cogin#x": "/", "/logins": "/logins",
 	} {
 		resp, _ := login(" "+tokenA+" ", next)
 		if resp.StatusCode != http.StatusSeeOther || resp.Header.Get("Location") != want {
