@@ -89,7 +89,7 @@ func (d *door) openSession(w http.ResponseWriter, r *http.Request) {
 	}
 	end := time.Now().Add(sessionTime)
 	http.SetCookie(w, &http.Cookie{
-		Name: sessionCookie, Value: newSession(token, end), Path: "/", MaxAge: int(sessionTime.Seconds()), HttpOnly: true,
+		Name: sessionCookie(r), Value: newSession(token, end), Path: "/", MaxAge: int(sessionTime.Seconds()), HttpOnly: true,
 		SameSite: http.SameSiteStrictMode, Secure: r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https",
 	})
 	w.Header().Set("Cache-Control", "no-store")
