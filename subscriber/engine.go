@@ -139,13 +139,13 @@ func (e *engine) hear(ctx context.Context, zctx *zmq4.Context) error {
 // listen takes what a feed delivers until ctx ends.
 func (e *engine) listen(ctx context.Context, s feed, prior *recovery.Prior) error {
 	cfg := e.sub.cfg.Recovery
-	cfg.Replay = e.cfg.Replay != ""
+	cfg.Replay, cfg.ReplayTimeout = e.cfg.replay(cfg.ReplayTimeout)
 	e.machine = recovery.New(cfg)
 	e.statusSays = "" // tell the state anew under this fence
 	e.execute(ctx, s, time.Now(), e.machine.Start(time.Now(), prior))
 	e.checkpoint(time.Now())
 	for ctx.Err() == nil {
-		inputs, err := s.poll(50 * time.Millisecond)
+		inputs, err := s.poll(ctx, 50*time.Millisecond)
 		if err != nil {
 			return err
 		}

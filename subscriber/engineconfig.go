@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"time"
 
 	"kvstrata/event"
 )
@@ -233,6 +234,14 @@ func ReadEngines(r io.Reader) ([]EngineConfig, error) {
 	}
 	errs = append(errs, in.Err())
 	return all, errors.Join(errs...)
+}
+
+// replay reports whether the engine's past can be asked for, and how long the answer may be silent.
+func (c *EngineConfig) replay(timeout time.Duration) (has bool, silence time.Duration) {
+	if strings.HasPrefix(c.Endpoint, "file://") {
+		return true, recordingPatience
+	}
+	return c.Replay != "", timeout
 }
 
 // UniqueSources reports engines that claim to be the same source.
