@@ -13,33 +13,22 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"strconv"
 	"strings"
 	"time"
+
+	"kvstrata/secret"
 )
 
 // Secret is a token. It prints as a placeholder.
-type Secret string
-
-const redacted = "[secret]"
-
-// String returns a placeholder.
-func (s Secret) String() string { return redacted }
-
-// GoString returns a placeholder.
-func (s Secret) GoString() string { return redacted }
-
-// LogValue returns a placeholder.
-func (s Secret) LogValue() slog.Value { return slog.StringValue(redacted) }
+type Secret = secret.Text
 
 const (
 	// TokenVariable is the environment variable that may hold a token, of a server and of a client alike.
 	TokenVariable = "KVSTRATA_TOKEN"
 
-	minToken     = 16 // bytes: who can reach a server may try guesses at leisure
-	maxTokenFile = 1 << 20
-	maxTokens    = 1000
+	minToken  = 16 // bytes: who can reach a server may try guesses at leisure
+	maxTokens = 1000
 )
 
 // fingerprint stands for a token: it has one length, and compares in constant time.
@@ -77,14 +66,7 @@ func ParseTokens(text []byte) ([]Secret, error) {
 
 // ReadTokens reads the tokens of a file.
 func ReadTokens(path string) ([]Secret, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, fmt.Errorf("--token-file: %w", err)
-	}
-	if info.Size() > maxTokenFile {
-		return nil, fmt.Errorf("--token-file %s: %d bytes, which no file of tokens has", path, info.Size())
-	}
-	text, err := os.ReadFile(path)
+	text, err := secret.ReadFile(path, "tokens")
 	if err != nil {
 		return nil, fmt.Errorf("--token-file: %w", err)
 	}
