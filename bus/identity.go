@@ -6,28 +6,18 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"strings"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
+
+	"kvstrata/secret"
 )
 
 // Secret is a password. It prints as a placeholder.
-type Secret string
-
-const redacted = "[secret]"
-
-// String returns a placeholder.
-func (s Secret) String() string { return redacted }
-
-// GoString returns a placeholder.
-func (s Secret) GoString() string { return redacted }
-
-// LogValue returns a placeholder.
-func (s Secret) LogValue() slog.Value { return slog.StringValue(redacted) }
+type Secret = secret.Text
 
 // Identity is what one end of a NATS connection shows, and what it wants to see. Of a client, it is how it logs in. Of the
 // embedded server, it is whom it lets in: nobody but them where it names any, and else everybody.

@@ -7,10 +7,12 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
+	"io/fs"
 	"strings"
 
 	"github.com/pebbe/zmq4"
+
+	"kvstrata/secret"
 )
 
 // Keys are what one end of a connection has. A publisher's end serves, a subscriber's asks.
@@ -22,9 +24,8 @@ type Keys struct {
 }
 
 const (
-	keyLength   = 40 // characters of a key, in ZeroMQ's Z85
-	maxFileSize = 1 << 20
-	z85         = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+	keyLength = 40 // characters of a key, in ZeroMQ's Z85
+	z85       = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 )
 
 // Parse reads a file of keys: name = key a line; blank lines and lines that begin with # are skipped. The names are
@@ -126,15 +127,11 @@ func ReadSubscriber(path string) (*Keys, error) {
 }
 
 func read(path string) (*Keys, error) {
-	info, err := os.Stat(path)
-	if err != nil {
+	text, err := secret.ReadFile(path, "keys")
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("read keys: %w; kvstrata curve-keys makes them", err)
-	}
-	if info.Size() > maxFileSize {
-		return nil, fmt.Errorf("read keys: %s has %d bytes, which no file of keys has", path, info.Size())
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
+	case err != nil:
 		return nil, fmt.Errorf("read keys: %w", err)
 	}
 	k, err := Parse(text)

@@ -18,6 +18,7 @@ type doors struct {
 	zctx     *zmq4.Context
 	guard    *curve.Guard // nil where whoever knows the public key may come
 	monitors []*zmq4.Socket
+	told     time.Time // when the log last told of a refusal; listen's alone
 }
 
 // openDoors makes the guard, which has to be there before what it guards.
@@ -82,34 +83,44 @@ func (d *doors) listen() error {
 	for _, m := range d.monitors {
 		poller.Add(m, zmq4.POLLIN)
 	}
-	var told time.Time
 	for {
 		ready, err := poller.Poll(-1)
-		for _, r := range ready {
-			kind, _, value, recvErr := r.Socket.RecvEvent(zmq4.DONTWAIT)
-			err = errors.Join(err, recvErr)
-			reason := curve.Refused(kind, value)
-			if recvErr != nil || reason == "" {
-				continue
-			}
-			if reason == curve.HungUp { // whoever sees first that the two don't fit
-				reason = "CURVE handshake refused: the subscriber hangs up; does it have keys, and this end's public key?"
-			}
-			refused := d.z.refused.Add(1)
-			if now := time.Now(); now.Sub(told) >= refusedEvery {
-				told = now
-				d.z.log.Warn("a subscriber was refused", "endpoint", d.z.Endpoint(), "reason", reason, "refused", refused)
-			}
+		for i := 0; err == nil && i < len(ready); i++ {
+			err = d.hear(ready[i].Socket)
 		}
 		if err != nil {
-			if zmq4.AsErrno(err) == zmq4.ETERM {
-				err = nil
-			} else {
-				err = fmt.Errorf("watch handshakes: %w", err)
-			}
-			return errors.Join(err, closeAll(d.monitors...))
+			return errors.Join(stopped(err), closeAll(d.monitors...))
 		}
 	}
+}
+
+// hear takes one event of a monitor. Its error is libzmq's own, since zmq4.AsErrno looks into nothing.
+func (d *doors) hear(monitor *zmq4.Socket) error {
+	kind, _, value, err := monitor.RecvEvent(zmq4.DONTWAIT)
+	if err != nil {
+		return err
+	}
+	reason := curve.Refused(kind, value)
+	if reason == "" {
+		return nil
+	}
+	if reason == curve.HungUp { // whoever sees first that the two don't fit
+		reason = "CURVE handshake refused: the subscriber hangs up; does it have keys, and this end's public key?"
+	}
+	refused := d.z.refused.Add(1)
+	if now := time.Now(); now.Sub(d.told) >= refusedEvery {
+		d.told = now
+		d.z.log.Warn("a subscriber was refused", "endpoint", d.z.Endpoint(), "reason", reason, "refused", refused)
+	}
+	return nil
+}
+
+// stopped returns why listening ended; nil where its context was terminated, wherever that was met.
+func stopped(err error) error {
+	if zmq4.AsErrno(err) == zmq4.ETERM {
+		return nil
+	}
+	return fmt.Errorf("watch handshakes: %w", err)
 }
 
 // closeAll closes sockets, some of which may be nil.

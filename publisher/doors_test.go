@@ -3,10 +3,13 @@ package publisher_test
 import (
 	"context"
 	"errors"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -149,5 +152,42 @@ func TestDoorsOfAPublisherThatFails(t *testing.T) {
 	cfg.Endpoint = first.Endpoint()
 	if err := newZMQ(t, cfg).Run(t.Context()); err == nil || !strings.Contains(err.Error(), "bind PUB socket") {
 		t.Errorf("%v, want a taken address", err)
+	}
+}
+
+// A publisher that stops while handshakes fail all the time stops cleanly: the stop may come between a monitor's being ready
+// and its being read.
+func TestDoorsStopCleanlyAmidRefusals(t *testing.T) {
+	pub, _, _ := keyring(t)
+	greeting := make([]byte, 64) // of ZMTP 3.1 without keys
+	copy(greeting, "\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x01NULL")
+	for range 40 {
+		cfg := testConfig()
+		cfg.Keys = pub
+		z := newZMQ(t, cfg)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- z.Run(ctx) }()
+		<-z.Ready()
+		var callers sync.WaitGroup
+		for range 4 {
+			callers.Go(func() {
+				for {
+					conn, err := net.Dial("tcp", strings.TrimPrefix(z.Endpoint(), "tcp://"))
+					if err != nil {
+						return // it has stopped
+					}
+					_, _ = conn.Write(greeting)
+					_, _ = io.Copy(io.Discard, conn) // until it is hung up on
+					_ = conn.Close()
+				}
+			})
+		}
+		eventually(t, "refusals", func() bool { return z.Refused() > 20 })
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("stopped with %v", err)
+		}
+		callers.Wait()
 	}
 }

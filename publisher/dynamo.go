@@ -16,7 +16,8 @@ import (
 // the first. A source is a worker; its ranks share the worker's id.
 //
 // Dynamo's router finds blocks by the local hashes of their tokens, so a STORED can be written only where tokens travel, in the
-// scheme without a key. What Dynamo has no word for is left out: loads, copies but the last, and blocks with extra keys.
+// scheme without a key. What Dynamo has no word for is left out: loads, copies but the last, and blocks with extra keys. So is
+// what put no block here: re-reports, names that became known later, blocks elsewhere.
 //
 // Not safe for concurrent use.
 type DynamoRecorder struct {
@@ -24,7 +25,7 @@ type DynamoRecorder struct {
 	first event.Time
 	next  map[event.Source]uint64 // event ids
 
-	// Written counts lines, Unwritten STORED runs that could not be written.
+	// Written counts lines, Unwritten STORED runs that could not be written, or not to their end.
 	Written   int
 	Unwritten uint64
 }
@@ -78,35 +79,41 @@ func (d *DynamoRecorder) Write(m *event.Message) error {
 			d.first = b.Received
 		}
 		for j := range b.Events {
-			data, err := d.data(&b.Events[j])
+			lines, err := d.data(&b.Events[j])
 			if err != nil {
 				return fmt.Errorf("write batch %d of %v: %w", b.First, m.Source, err)
 			}
-			if data == nil {
-				continue
+			for _, data := range lines {
+				if err := d.line(m.Source, b, b.Events[j].Tier, data); err != nil {
+					return err
+				}
 			}
-			line := dynamoLine{Timestamp: int64(b.Received-d.first) / 1e6}
-			line.Event.Worker, line.Event.Tier = workerID(m.Source), dynamoTier(b.Events[j].Tier)
-			line.Event.Event.ID, line.Event.Event.Data, line.Event.Event.Rank = d.next[m.Source], data, m.Source.Rank
-			d.next[m.Source]++
-			text, err := json.Marshal(line)
-			if err != nil {
-				return err
-			}
-			if _, err := d.out.Write(append(text, '\n')); err != nil {
-				return err
-			}
-			d.Written++
 		}
 	}
 	return nil
 }
 
-// data returns what Dynamo is to be told of an event; nil for nothing.
-func (d *DynamoRecorder) data(ev *event.Event) (any, error) {
+func (d *DynamoRecorder) line(source event.Source, b *event.Batch, tier event.Tier, data any) error {
+	line := dynamoLine{Timestamp: int64(b.Received-d.first) / 1e6}
+	line.Event.Worker, line.Event.Tier = workerID(source), dynamoTier(tier)
+	line.Event.Event.ID, line.Event.Event.Data, line.Event.Event.Rank = d.next[source], data, source.Rank
+	d.next[source]++
+	text, err := json.Marshal(line)
+	if err != nil {
+		return err
+	}
+	if _, err := d.out.Write(append(text, '\n')); err != nil {
+		return err
+	}
+	d.Written++
+	return nil
+}
+
+// data returns what Dynamo is to be told of an event, a line each.
+func (d *DynamoRecorder) data(ev *event.Event) ([]any, error) {
 	switch ev.Kind {
 	case event.Cleared:
-		return "cleared", nil
+		return []any{"cleared"}, nil
 	case event.Evicted:
 		var removed dynamoRemoved
 		for i := range ev.Blocks {
@@ -117,7 +124,7 @@ func (d *DynamoRecorder) data(ev *event.Event) (any, error) {
 		if removed.Removed.Hashes == nil {
 			return nil, nil
 		}
-		return removed, nil
+		return []any{removed}, nil
 	case event.Stored:
 		return d.stored(ev)
 	default:
@@ -125,38 +132,60 @@ func (d *DynamoRecorder) data(ev *event.Event) (any, error) {
 	}
 }
 
-func (d *DynamoRecorder) stored(ev *event.Event) (any, error) {
+// stored returns the chains of a run that its blocks of no effect leave. Behind a block without a name nothing is told: what
+// Dynamo would call it is not what the stream does.
+func (d *DynamoRecorder) stored(ev *event.Event) (chains []any, err error) {
+	if !slices.ContainsFunc(ev.Blocks, func(b event.Block) bool { return b.Effect > 0 }) {
+		return nil, nil
+	}
 	window := int(ev.BlockSize)
 	if ev.Eagle {
 		window++
 	}
 	size := int(ev.BlockSize)
 	extra := slices.ContainsFunc(ev.ExtraKeys, func(keys []byte) bool { return keys != nil })
-	if len(ev.Blocks) == 0 {
-		return nil, nil
-	}
 	if size == 0 || ev.Unrooted || extra || len(ev.Tokens) != (len(ev.Blocks)-1)*size+window {
 		d.Unwritten++
 		return nil, nil
 	}
-	var stored dynamoStored
-	if ev.HasParent {
-		parent := dynamoHash(ev.Parent)
-		stored.Stored.Parent = &parent
-	}
+	var run *dynamoStored // nil where the next block begins one
 	var last event.PrefixHash
 	for i := range ev.Blocks {
-		local := event.LocalHash(ev.Tokens[i*size:i*size+window], ev.Seed)
-		name := event.Chain(last, local)
-		if i > 0 || !ev.HasParent { // before that the parent's name is not in the run
-			if ev.Blocks[i].Prefix != name {
-				return nil, errKeyed
-			}
+		b := &ev.Blocks[i]
+		if b.Prefix == 0 {
+			d.Unwritten++
+			break
 		}
-		last = ev.Blocks[i].Prefix
-		stored.Stored.Blocks = append(stored.Stored.Blocks, dynamoBlock{Hash: dynamoHash(ev.Blocks[i].Hash), Local: local})
+		local := event.LocalHash(ev.Tokens[i*size:i*size+window], ev.Seed)
+		if (i > 0 || !ev.HasParent) && b.Prefix != event.Chain(last, local) { // before that the parent's name is not in the run
+			return nil, errKeyed
+		}
+		last = b.Prefix
+		if b.Effect <= 0 {
+			run = nil
+			continue
+		}
+		if run == nil {
+			run = new(dynamoStored)
+			run.Stored.Parent = dynamoParent(ev, i)
+			chains = append(chains, run)
+		}
+		run.Stored.Blocks = append(run.Stored.Blocks, dynamoBlock{Hash: dynamoHash(b.Hash), Local: local})
 	}
-	return stored, nil
+	return chains, nil
+}
+
+// dynamoParent returns the hash of what block i of a run follows; nil for a root.
+func dynamoParent(ev *event.Event, i int) *uint64 {
+	parent := ev.Parent
+	switch {
+	case i > 0:
+		parent = ev.Blocks[i-1].Hash
+	case !ev.HasParent:
+		return nil
+	}
+	hash := dynamoHash(parent)
+	return &hash
 }
 
 // dynamoHash returns a block hash as Dynamo has it: of bytes, the last eight.

@@ -2,6 +2,8 @@ package publisher_test
 
 import (
 	"bytes"
+	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -108,4 +110,81 @@ func TestDynamoRecorderSaysWhatItCannotWrite(t *testing.T) {
 	if err := rec.Write(told(resident.New(cfg, nil), 0, storedRun(0, 1))); err == nil || !strings.Contains(err.Error(), "--hash-key") {
 		t.Errorf("with a key: %v", err)
 	}
+}
+
+// Only what an event put there is told, and what it did put there is a chain that Dynamo can follow.
+func TestDynamoRecorderTellsWhatIsThere(t *testing.T) {
+	asSet := resident.DefaultConfig()
+	asSet.AsSet = true
+	cfg := resident.DefaultConfig()
+	remote := storedRun(0, 1, 2)
+	remote.Locality = event.Remote
+	renamed := storedRun(0, 5, 2, 6) // 2 was told under 1
+	for name, tt := range map[string]struct {
+		cfg       resident.Config
+		events    []event.Event
+		want      string // chains, as parent:block,block
+		unwritten uint64
+	}{
+		"a re-report":                  {asSet, []event.Event{storedRun(0, 1, 2, 3), storedRun(0, 1, 2, 3)}, ":1,2,3", 0},
+		"a re-report that leads":       {asSet, []event.Event{storedRun(0, 1, 2), storedRun(0, 1, 2, 3, 4)}, ":1,2 2:3,4", 0},
+		"a re-report amid":             {asSet, []event.Event{storedRun(0, 1, 2, 3), gone(event.GPU, 1, 3), storedRun(0, 1, 2, 3)}, ":1,2,3 :1 2:3", 0},
+		"blocks elsewhere":             {cfg, []event.Event{remote}, "", 0},
+		"a name that differs":          {cfg, []event.Event{storedRun(0, 1, 2), renamed}, ":1,2 :5", 1},
+		"names that came later":        {cfg, []event.Event{storedRun(1, 2), storedRun(0, 1)}, ":1", 1},
+		"under a name that differs so": {cfg, []event.Event{storedRun(0, 1, 2), renamed, storedRun(1, 7)}, ":1,2 :5 1:7", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			rec := publisher.NewDynamoRecorder(&out)
+			set := resident.New(tt.cfg, nil)
+			for i, ev := range tt.events {
+				if err := rec.Write(told(set, event.Seq(i), ev)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := storedChains(t, out.String()); got != tt.want || rec.Unwritten != tt.unwritten {
+				t.Errorf("told %q, want %q; %d unwritten, want %d", got, tt.want, rec.Unwritten, tt.unwritten)
+			}
+		})
+	}
+}
+
+// storedChains writes the stored lines of a recording as parent:block,block.
+func storedChains(t *testing.T, recording string) string {
+	t.Helper()
+	var chains []string
+	for line := range strings.Lines(recording) {
+		var l struct {
+			Event struct {
+				Event struct {
+					Data struct {
+						Stored *struct {
+							Parent *uint64 `json:"parent_hash"`
+							Blocks []struct {
+								Hash uint64 `json:"block_hash"`
+							}
+						}
+					}
+				}
+			}
+		}
+		if err := json.Unmarshal([]byte(line), &l); err != nil {
+			t.Fatal(err)
+		}
+		stored := l.Event.Event.Data.Stored
+		if stored == nil {
+			continue
+		}
+		parent := ""
+		if stored.Parent != nil {
+			parent = fmt.Sprint(*stored.Parent)
+		}
+		var blocks []string
+		for _, b := range stored.Blocks {
+			blocks = append(blocks, fmt.Sprint(b.Hash))
+		}
+		chains = append(chains, parent+":"+strings.Join(blocks, ","))
+	}
+	return strings.Join(chains, " ")
 }

@@ -17,7 +17,7 @@ type door struct {
 	limits limits
 	slots  chan struct{}   // a token for each request under way
 	open   map[string]bool // paths that are answered to everybody
-	login  bool            // browsers may open a session
+	login  bool            // browsers may open a session, and it counts
 	log    *slog.Logger
 	inner  http.Handler
 
@@ -41,7 +41,7 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		d.openSession(w, r)
 		return
 	}
-	admitted := d.keys == nil || d.keys.admits(r, time.Now())
+	admitted := d.keys == nil || d.keys.admits(r, time.Now(), d.login)
 	if !admitted && !d.open[r.URL.Path] {
 		d.turnAway(w, r)
 		return

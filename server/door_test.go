@@ -111,7 +111,7 @@ func TestTokens(t *testing.T) {
 		{"no scheme", tokenA, false},
 		{"another scheme", "Basic " + tokenA, false},
 	} {
-		for _, url := range []string{r.URL() + "/", r.URL() + "/v1/sources", r.AdminURL() + "/metrics", r.AdminURL() + "/debug/pprof/cmdline"} {
+		for _, url := range []string{r.URL() + "/", r.URL() + "/v1/sources", r.AdminURL() + "/metrics", r.AdminURL() + "/debug/pprof/heap"} {
 			var head []string
 			if test.authorization != "" {
 				head = []string{"Authorization", test.authorization}
@@ -248,6 +248,7 @@ func TestLogin(t *testing.T) {
 	}
 	for next, want := range map[string]string{
 		"/tail?x=1": "/tail?x=1", "": "/", "//evil.example": "/", `/\evil.example`: "/", "https://evil.example/": "/", "tail": "/", "/a\nb": "/",
+		"/login": "/", "/login?next=/tail": "/", "/%6cogin#x": "/", "/logins": "/logins",
 	} {
 		resp, _ := login(" "+tokenA+" ", next)
 		if resp.StatusCode != http.StatusSeeOther || resp.Header.Get("Location") != want {
@@ -270,7 +271,7 @@ func TestLogin(t *testing.T) {
 		"forged": strings.Repeat("A", len(session)), "of another end": "AAAAAP" + session[6:], "cut": session[:40], "empty": "", "no base64": "%%%%",
 	} {
 		plain := running{Server: r.Server, client: &http.Client{Transport: r.client.Transport}}
-		if resp, _ := plain.do(t, http.MethodGet, r.URL()+"/", "", "Cookie", "kvstrata="+value); resp.StatusCode != 401 {
+		if resp, _ := plain.do(t, http.MethodGet, r.URL()+"/", "", "Cookie", jar.Cookies(base)[0].Name+"="+value); resp.StatusCode != 401 {
 			t.Errorf("%s: %s", name, resp.Status)
 		}
 	}
@@ -493,4 +494,40 @@ func FuzzParseTokens(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A browser knows no ports in cookies: the sessions of two servers on one host stand beside each other, and none opens an admin
+// listener.
+func TestSessionsOfTwoServersOnOneHost(t *testing.T) {
+	jar, err := cookiejar.New(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var both []*running
+	for _, token := range []string{tokenA, tokenB} {
+		cfg := free
+		cfg.TokenFile = tokenFile(t, token)
+		r := startWith(t, cfg, map[string]http.Handler{"/": echo("ours")}, nil, prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
+		r.client.Jar = jar
+		r.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+		if resp, _ := r.do(t, http.MethodPost, r.URL()+"/login", "token="+token, "Content-Type", "application/x-www-form-urlencoded"); resp.StatusCode != http.StatusSeeOther {
+			t.Fatal(resp.Status)
+		}
+		both = append(both, r)
+	}
+	for i, r := range both {
+		if resp, _ := r.do(t, http.MethodGet, r.URL()+"/v1/sources", ""); resp.StatusCode != 200 {
+			t.Errorf("server %d with its session: %s", i, resp.Status)
+		}
+		// The session under the admin listener's own name, too: whoever holds the cookie can call it anything.
+		base, _ := url.Parse(r.URL())
+		admin, _ := url.Parse(r.AdminURL())
+		for _, c := range jar.Cookies(base) {
+			for _, name := range []string{c.Name, "kvstrata-" + admin.Port(), "kvstrata"} {
+				if resp, _ := r.do(t, http.MethodGet, r.AdminURL()+"/metrics", "", "Cookie", name+"="+c.Value); resp.StatusCode != 401 {
+					t.Errorf("the admin listener of server %d takes a session as %s: %s", i, name, resp.Status)
+				}
+			}
+		}
+	}
 }

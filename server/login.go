@@ -89,17 +89,17 @@ func (d *door) openSession(w http.ResponseWriter, r *http.Request) {
 	}
 	end := time.Now().Add(sessionTime)
 	http.SetCookie(w, &http.Cookie{
-		Name: sessionCookie, Value: newSession(token, end), Path: "/", MaxAge: int(sessionTime.Seconds()), HttpOnly: true,
+		Name: sessionCookie(r), Value: newSession(token, end), Path: "/", MaxAge: int(sessionTime.Seconds()), HttpOnly: true,
 		SameSite: http.SameSiteStrictMode, Secure: r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https",
 	})
 	w.Header().Set("Cache-Control", "no-store")
 	http.Redirect(w, r, next, http.StatusSeeOther)
 }
 
-// localPath returns a path of this server, and / for what is none.
+// localPath returns a path of this server, and / for what is none, and for the form itself, which nobody wants to come back to.
 func localPath(text string) string {
 	u, err := url.Parse(text)
-	if err != nil || u.IsAbs() || u.Host != "" || !strings.HasPrefix(text, "/") || strings.HasPrefix(text, "//") || strings.ContainsAny(text, "\\\r\n\t") {
+	if err != nil || u.IsAbs() || u.Host != "" || !strings.HasPrefix(text, "/") || strings.HasPrefix(text, "//") || u.Path == loginPath || strings.ContainsAny(text, "\\\r\n\t") {
 		return "/"
 	}
 	return text

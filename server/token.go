@@ -11,33 +11,24 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
-	"os"
+	"strconv"
 	"strings"
 	"time"
+
+	"kvstrata/secret"
 )
 
 // Secret is a token. It prints as a placeholder.
-type Secret string
-
-const redacted = "[secret]"
-
-// String returns a placeholder.
-func (s Secret) String() string { return redacted }
-
-// GoString returns a placeholder.
-func (s Secret) GoString() string { return redacted }
-
-// LogValue returns a placeholder.
-func (s Secret) LogValue() slog.Value { return slog.StringValue(redacted) }
+type Secret = secret.Text
 
 const (
 	// TokenVariable is the environment variable that may hold a token, of a server and of a client alike.
 	TokenVariable = "KVSTRATA_TOKEN"
 
-	minToken     = 16 // bytes: who can reach a server may try guesses at leisure
-	maxTokenFile = 1 << 20
-	maxTokens    = 1000
+	minToken  = 16 // bytes: who can reach a server may try guesses at leisure
+	maxTokens = 1000
 )
 
 // fingerprint stands for a token: it has one length, and compares in constant time.
@@ -75,14 +66,7 @@ func ParseTokens(text []byte) ([]Secret, error) {
 
 // ReadTokens reads the tokens of a file.
 func ReadTokens(path string) ([]Secret, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, fmt.Errorf("--token-file: %w", err)
-	}
-	if info.Size() > maxTokenFile {
-		return nil, fmt.Errorf("--token-file %s: %d bytes, which no file of tokens has", path, info.Size())
-	}
-	text, err := os.ReadFile(path)
+	text, err := secret.ReadFile(path, "tokens")
 	if err != nil {
 		return nil, fmt.Errorf("--token-file: %w", err)
 	}
@@ -156,20 +140,32 @@ func (k *keyring) find(token string) (fingerprint, bool) {
 	return asked, found == 1
 }
 
-// admits reports whether a request shows a token, or a session that one has opened.
-func (k *keyring) admits(r *http.Request, now time.Time) bool {
+// admits reports whether a request shows a token, or, where sessions count, one that a token has opened.
+func (k *keyring) admits(r *http.Request, now time.Time, sessions bool) bool {
 	if scheme, token, ok := strings.Cut(r.Header.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "Bearer") {
 		_, ok := k.find(strings.TrimSpace(token))
 		return ok
 	}
-	cookie, err := r.Cookie(sessionCookie)
+	if !sessions {
+		return false
+	}
+	cookie, err := r.Cookie(sessionCookie(r))
 	return err == nil && k.admitsSession(cookie.Value, now)
 }
 
-const (
-	sessionCookie = "kvstrata"
-	sessionTime   = 12 * time.Hour
-)
+const sessionTime = 12 * time.Hour
+
+// sessionCookie returns the name of the cookie that holds a session. A browser sends a host's cookies to all its ports, so the
+// port is in the name: servers of one host would take each other's place else. It is the port that the browser asks for, which
+// may lead here from another.
+func sessionCookie(r *http.Request) string {
+	_, text, err := net.SplitHostPort(r.Host)
+	port, portErr := strconv.ParseUint(text, 10, 16)
+	if err != nil || portErr != nil {
+		return "kvstrata"
+	}
+	return fmt.Sprintf("kvstrata-%d", port)
+}
 
 // newSession returns what stands for a token in a browser until then: its end, and a proof that only who knows the token
 // could make. It ends with the token, too.

@@ -36,12 +36,14 @@ func (w *watched[T]) get() (T, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := time.Now()
-	if !w.looked.IsZero() && (now.Sub(w.looked) < lookEvery || !w.changed() && w.err == nil) {
+	first, before := w.looked.IsZero(), w.err
+	if !first && now.Sub(w.looked) < lookEvery {
 		return w.value, w.err
 	}
-	first, before := w.looked.IsZero(), w.err
 	w.looked = now
-	w.changed()
+	if !w.changed() && w.err == nil {
+		return w.value, nil
+	}
 	value, err := w.read()
 	if w.err = err; err == nil {
 		w.value = value

@@ -27,6 +27,9 @@ var breachNames = [numBreaches]string{
 // violationNames are the oddities whose names are ours, and can be labels.
 var violationNames = slices.Concat(resident.OddityNames(), breachNames[:], []string{"prefix_hash_withheld", "extra_keys_unreadable", "extra_keys_left_out"})
 
+// ViolationNames returns the values that the label violation has beside unknown_word.
+func ViolationNames() []string { return slices.Clone(violationNames) }
+
 // breaches counts breaches, with an example of the first of each.
 type breaches struct {
 	counters [numBreaches]event.Counter

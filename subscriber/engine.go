@@ -143,7 +143,7 @@ func (e *engine) hear(ctx context.Context, zctx *zmq4.Context) error {
 // recovery returns the bounds of the engine's machine.
 func (e *engine) recovery() recovery.Config {
 	cfg := e.sub.cfg.Recovery
-	cfg.Replay = e.cfg.Replay != ""
+	cfg.Replay, cfg.ReplayTimeout = e.cfg.replay(cfg.ReplayTimeout)
 	if e.cfg.Dialect == DialectMooncake {
 		cfg.First = 1
 	}
@@ -157,7 +157,7 @@ func (e *engine) listen(ctx context.Context, s feed, prior *recovery.Prior) erro
 	e.execute(ctx, s, time.Now(), e.machine.Start(time.Now(), prior))
 	e.checkpoint(time.Now())
 	for ctx.Err() == nil {
-		inputs, err := s.poll(50 * time.Millisecond)
+		inputs, err := s.poll(ctx, 50*time.Millisecond)
 		if err != nil {
 			return err
 		}

@@ -421,3 +421,43 @@ func TestParseEngine(t *testing.T) {
 		t.Errorf("%v does not name the line", err)
 	}
 }
+
+// What an engine's address could hold of secrets is refused, and told to nobody; neither is the seed of its hashes.
+func TestParseEngineTellsNoSecrets(t *testing.T) {
+	const secret = "hush-7f3a"
+	for _, text := range []string{
+		"trtllm+http://h:1/x?api_key=hush-7f3a,model=m",
+		"trtllm+https://h:1/x?a=1,b=hush-7f3a,model=m",
+		"trtllm+http://h:1/x#hush-7f3a,model=m",
+		"trtllm+http://u:hush-7f3a@h:1/x,model=m",
+		"trtllm+http://hush-7f3a@h:1/x,model=m",
+		"trtllm+http://u:hush-7f3a@h:b/x,model=m",
+		"http://u:hush-7f3a@h:1/x,model=m",
+		"zmq+tcp://u:hush-7f3a@h:1,model=m",
+		"zmq+tcp://h:1,replay=tcp://u:hush-7f3a@h:1,model=m",
+		"zmq+tcp://h:1,hash-seed=hush-7f3a",
+		"zmq+tcp://h:1,model=m,hash=nonsense,hash-seed=hush-7f3a",
+		"zmq+tcp://h:1,model=m,hash-seed=root:hush-7f3a",
+		"zmq+tcp://h:1,model=m,hash_seed=hush-7f3a",
+		"zmq+tcp://h:1,model=m,hash-seed=1,hush-7f3a",
+	} {
+		_, err := subscriber.ParseEngine(text)
+		if err == nil || strings.Contains(err.Error(), secret) {
+			t.Errorf("%s: %v", text, err)
+		}
+		if _, err := subscriber.ReadEngines(strings.NewReader(text)); err == nil || strings.Contains(err.Error(), secret) {
+			t.Errorf("%s in a file: %v", text, err)
+		}
+	}
+	for text, want := range map[string]string{
+		"trtllm+http://h:1/kv_cache_events,model=m":      "h:1",
+		"trtllm+https://h/kv_cache_events,model=m":       "h",
+		"zmq+tcp://[::1]:5,model=m":                      "[::1]:5",
+		"dynamo+file:///var/x@y?z.jsonl,model=m,block=4": "/var/x@y?z.jsonl",
+	} {
+		engines, err := subscriber.ParseEngine(text)
+		if err != nil || engines[0].Source.Instance != want {
+			t.Errorf("%s: %+v, %v; want instance %s", text, engines, err, want)
+		}
+	}
+}

@@ -8,8 +8,10 @@ import (
 	"math"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"kvstrata/event"
 )
@@ -46,10 +48,10 @@ func ParseEngine(text string) ([]EngineConfig, error) {
 	cfg := EngineConfig{Source: event.Source{Cluster: event.DefaultCluster, Origin: event.Engine}}
 	p := engineParser{cfg: &cfg, ranks: 1}
 	p.endpoint(parts[0])
-	for _, option := range parts[1:] {
+	for i, option := range parts[1:] {
 		name, value, ok := strings.Cut(option, "=")
 		if !ok {
-			p.fail("%q: want name=value", option)
+			p.fail("option %d: want name=value", i+1)
 			continue
 		}
 		p.option(name, value)
@@ -61,14 +63,69 @@ func ParseEngine(text string) ([]EngineConfig, error) {
 		p.fail("%w", err)
 	}
 	if cfg.Source.Instance == "" {
-		_, cfg.Source.Instance, _ = strings.Cut(cfg.Endpoint, "://")
+		cfg.Source.Instance = defaultInstance(cfg.Endpoint)
 	}
 	p.pulled()
 	all := p.expand()
 	if len(p.errs) > 0 {
-		return nil, fmt.Errorf("--engine %q: %w", text, errors.Join(p.errs...))
+		return nil, fmt.Errorf("--engine %q: %w", shown(parts), errors.Join(p.errs...))
 	}
 	return all, nil
+}
+
+// defaultInstance returns what an engine is called when nobody named it: where it is reached, or the path of its recording.
+func defaultInstance(endpoint string) string {
+	scheme, rest, _ := strings.Cut(endpoint, "://")
+	if u, err := url.Parse(endpoint); err == nil && scheme != "file" {
+		return u.Host
+	}
+	return rest
+}
+
+const hidden = "[not shown]"
+
+// shown returns the parts of a flag as an error may repeat them: without what could be a secret, in the right place or, for a slip,
+// in another.
+func shown(parts []string) string {
+	all := []string{shownAddress(parts[0])}
+	for _, option := range parts[1:] {
+		name, value, ok := strings.Cut(option, "=")
+		switch {
+		case !ok:
+			name, value = hidden, ""
+		case name == "replay":
+			value = "=" + shownAddress(value)
+		case name != "hash-seed" && slices.Contains(engineOptions, name):
+			value = "=" + value
+		default:
+			value = "=" + hidden
+		}
+		all = append(all, name+value)
+	}
+	return strings.Join(all, ",")
+}
+
+// shownAddress hides user, query and fragment of an address.
+func shownAddress(text string) string {
+	if strings.Contains(text, "+file://") {
+		return text
+	}
+	if i := strings.LastIndex(text, "@"); i >= 0 {
+		scheme := ""
+		if before, _, ok := strings.Cut(text, "://"); ok {
+			scheme = before + "://"
+		}
+		text = scheme + hidden + text[i:]
+	}
+	if i := strings.IndexAny(text, "?#"); i >= 0 {
+		text = text[:i+1] + hidden
+	}
+	return text
+}
+
+// engineOptions are the names of options.
+var engineOptions = []string{
+	"model", "replay", "instance", "cluster", "rank", "ranks", "topic", "dialect", "report", "pool", "block", "worker", "curve", "hash", "hash-seed",
 }
 
 type engineParser struct {
@@ -87,13 +144,14 @@ func (p *engineParser) endpoint(text string) {
 		p.cfg.Endpoint = p.address("address", endpoint)
 	case scheme == "trtllm" && (strings.HasPrefix(endpoint, "http://") || strings.HasPrefix(endpoint, "https://")):
 		p.cfg.Endpoint, p.cfg.Dialect = endpoint, DialectTensorRT
-		if u, err := url.Parse(endpoint); err != nil || u.Host == "" || u.User != nil {
-			p.fail("address %q: want trtllm+http://host:port/kv_cache_events", text)
+		if u, err := url.Parse(endpoint); err != nil || u.Host == "" || u.User != nil || strings.ContainsAny(endpoint, "?#") {
+			p.fail("address %q: want trtllm+http://host:port/kv_cache_events, without user, query and fragment: everybody is told where an engine is",
+				shownAddress(text))
 		}
 	case scheme == "dynamo" && strings.HasPrefix(endpoint, "file:///"):
 		p.cfg.Endpoint, p.cfg.Dialect = endpoint, DialectDynamo
 	default:
-		p.fail("address %q: want zmq+tcp://host:port, trtllm+http://host:port/kv_cache_events or dynamo+file:///path", text)
+		p.fail("address %q: want zmq+tcp://host:port, trtllm+http://host:port/kv_cache_events or dynamo+file:///path", shownAddress(text))
 	}
 }
 
@@ -123,7 +181,7 @@ func (p *engineParser) address(what, text string) string {
 	n, portErr := strconv.ParseUint(port, 10, 16)
 	switch {
 	case !strings.HasPrefix(text, "tcp://") || err != nil || portErr != nil || n == 0 || host == "":
-		p.fail("%s %q: want tcp://host:port", what, text)
+		p.fail("%s %q: want tcp://host:port", what, shownAddress(text))
 	case host == "*" || host == "0.0.0.0" || host == "::":
 		p.fail("%s %q: %s is where an engine listens, not where it is reached; name its host", what, text, host)
 	}
@@ -171,7 +229,7 @@ func (p *engineParser) option(name, value string) {
 	case "hash-seed":
 		p.cfg.HashSeed = value
 	default:
-		p.fail("%q: unknown; known are model, replay, instance, cluster, rank, ranks, topic, dialect, report, pool, block, worker, curve, hash and hash-seed", name)
+		p.fail("%q: unknown; known are %s", name, strings.Join(engineOptions, ", "))
 	}
 }
 
@@ -233,6 +291,14 @@ func ReadEngines(r io.Reader) ([]EngineConfig, error) {
 	}
 	errs = append(errs, in.Err())
 	return all, errors.Join(errs...)
+}
+
+// replay reports whether the engine's past can be asked for, and how long the answer may be silent.
+func (c *EngineConfig) replay(timeout time.Duration) (has bool, silence time.Duration) {
+	if strings.HasPrefix(c.Endpoint, "file://") {
+		return true, recordingPatience
+	}
+	return c.Replay != "", timeout
 }
 
 // UniqueSources reports engines that claim to be the same source.

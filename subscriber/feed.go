@@ -1,6 +1,7 @@
 package subscriber
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"time"
@@ -13,8 +14,9 @@ import (
 // feed is where an engine's events come from: its sockets, or something that is pulled. The goroutine of the engine's session
 // alone uses it.
 type feed interface {
-	// poll waits up to timeout and returns what came, in order. It is valid until the next call.
-	poll(timeout time.Duration) ([]input, error)
+	// poll waits up to timeout and returns what came, in order. It is valid until the next call. A feed that asks somebody asks
+	// no longer than ctx lasts.
+	poll(ctx context.Context, timeout time.Duration) ([]input, error)
 	// ask sends a replay request; current reports whether an input is still of use after later ones.
 	ask(from event.Seq, reopen bool) error
 	current(in *input) bool

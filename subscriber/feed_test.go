@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"kvstrata/event"
 	"kvstrata/subscriber"
@@ -199,4 +200,53 @@ func TestBreachesAreToldWithAnExample(t *testing.T) {
 	if want := "6 copies in a pool of 3 blocks after batch 1"; !strings.HasPrefix(seen["more_copies_than_pool"], want) {
 		t.Errorf("pool: %q, want %q…", seen["more_copies_than_pool"], want)
 	}
+}
+
+// A stop does not wait for a server that does not answer.
+func TestPullStopsAtOnce(t *testing.T) {
+	r := newRoad(t)
+	asked, over := make(chan struct{}, 1), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+		select {
+		case <-over:
+		case <-req.Context().Done():
+		}
+	}))
+	defer server.Close()
+	defer close(over)
+	engines, err := subscriber.ParseEngine("trtllm+" + server.URL + "/kv_cache_events,model=m,cluster=c,instance=trt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := r.subscribe(engines...)
+	<-asked
+	began := time.Now()
+	stop()
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("stopped after %v", took)
+	}
+}
+
+// Events are taken from the server that was named alone.
+func TestPullFollowsNobody(t *testing.T) {
+	r, elsewhere := newRoad(t), new(eventBuffer)
+	other := httptest.NewServer(elsewhere)
+	defer other.Close()
+	elsewhere.tell(trtBlocks(1, 4))
+	server := httptest.NewServer(http.RedirectHandler(other.URL+"/kv_cache_events", http.StatusTemporaryRedirect))
+	defer server.Close()
+	engines, err := subscriber.ParseEngine("trtllm+" + server.URL + "/kv_cache_events,model=m,cluster=c,instance=trt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.subscribe(engines...)
+	eventually(t, "the answer is told", func() bool { return strings.Contains(r.info("trt").Reason, "307 Temporary Redirect") })
+	if elsewhere.mu.Lock(); len(elsewhere.waiting) != 1 {
+		t.Error("the other server was asked")
+	}
+	elsewhere.mu.Unlock()
 }

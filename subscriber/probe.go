@@ -84,8 +84,8 @@ type probed struct {
 	report Report
 }
 
-func (p *probed) poll(timeout time.Duration) ([]input, error) {
-	inputs, err := p.feed.poll(timeout)
+func (p *probed) poll(ctx context.Context, timeout time.Duration) ([]input, error) {
+	inputs, err := p.feed.poll(ctx, timeout)
 	now := time.Now()
 	for i := range inputs {
 		switch in := &inputs[i]; in.kind {

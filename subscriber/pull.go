@@ -34,7 +34,11 @@ const (
 )
 
 func newPull(url string) *pull {
-	return &pull{url: url, client: &http.Client{Timeout: pullTimeout}}
+	return &pull{url: url, client: &http.Client{
+		Timeout: pullTimeout,
+		// Events are taken from who was named, and from nobody that it names.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
 }
 
 // ask is never called: a buffer that is pulled has no replay.
@@ -48,15 +52,18 @@ func (p *pull) refusal() string { return p.failed }
 
 func (p *pull) close() { p.client.CloseIdleConnections() }
 
-// poll asks when it is time to.
-func (p *pull) poll(timeout time.Duration) ([]input, error) {
+// poll asks when it is time to. An answer that is under way when ctx ends is lost.
+func (p *pull) poll(ctx context.Context, timeout time.Duration) ([]input, error) {
 	p.inputs = p.inputs[:0]
-	if wait := time.Until(p.next); wait > 0 {
-		time.Sleep(min(wait, timeout))
+	if left := time.Until(p.next); left > 0 {
+		wait(ctx, min(left, timeout))
 		return nil, nil
 	}
 	p.next = time.Now().Add(pullEvery)
-	events, err := p.fetch()
+	events, err := p.fetch(ctx)
+	if ctx.Err() != nil {
+		return nil, nil // which says nothing of the server
+	}
 	if up := err == nil; up != p.up {
 		p.up = up
 		if up {
@@ -87,8 +94,8 @@ func jsonInput(raw []byte) input {
 	return input{kind: liveFrame, frame: recovery.Frame{Seq: *head.ID, Payload: xxh3.Hash(raw), Data: raw}}
 }
 
-func (p *pull) fetch() ([]json.RawMessage, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), pullTimeout)
+func (p *pull) fetch(ctx context.Context) ([]json.RawMessage, error) {
+	ctx, cancel := context.WithTimeout(ctx, pullTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url, nil)
 	if err != nil {

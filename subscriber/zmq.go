@@ -1,6 +1,7 @@
 package subscriber
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -149,7 +150,7 @@ func (s *sockets) current(in *input) bool {
 
 // poll waits up to timeout and returns what came: connection changes first, then replays, then live frames. What it
 // returns is valid until the next call.
-func (s *sockets) poll(timeout time.Duration) ([]input, error) {
+func (s *sockets) poll(_ context.Context, timeout time.Duration) ([]input, error) {
 	s.received = s.received[:0]
 	ready, err := s.poller.Poll(timeout)
 	if err != nil {

@@ -256,7 +256,7 @@ func releaseCanary(t *testing.T, keep bool) *haul {
 	for _, path := range paths {
 		h.add("HTTP "+path, fetch(t, api+path))
 	}
-	for _, path := range []string{"/metrics", "/readyz", "/debug/pprof/cmdline", "/debug/pprof/goroutine?debug=2"} {
+	for _, path := range []string{"/metrics", "/readyz", "/debug/pprof/goroutine?debug=2"} {
 		h.add("HTTP admin "+path, fetch(t, admin+path))
 	}
 	emptyClickHouse(t, h, ask)

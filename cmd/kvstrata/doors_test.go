@@ -324,8 +324,9 @@ func (f *fortress) http(t *testing.T) {
 func (f *fortress) live(t *testing.T) {
 	dialer := websocket.Dialer{TLSClientConfig: trusting(t, f.ca), HandshakeTimeout: patience}
 	url := strings.Replace(f.api, "https", "wss", 1) + "/v1/live"
+	session := "kvstrata-" + f.api[strings.LastIndex(f.api, ":")+1:]
 	for name, head := range map[string]http.Header{
-		"nothing": nil, "a wrong token": {"Authorization": {"Bearer " + otherToken}}, "a forged session": {"Cookie": {"kvstrata=AAAAAGsNhL0lzeG_lZhmXk"}},
+		"nothing": nil, "a wrong token": {"Authorization": {"Bearer " + otherToken}}, "a forged session": {"Cookie": {session + "=AAAAAGsNhL0lzeG_lZhmXk"}},
 	} {
 		conn, resp, err := dialer.Dial(url, head)
 		if err == nil {

@@ -110,7 +110,7 @@ func (c *tailCmd) follow(a *app, reader *bus.Reader, kinds map[event.Kind]bool) 
 				return err
 			}
 			if before == 0 && recorder.Unwritten > 0 {
-				a.log.Warn("blocks without tokens can't be written for Dynamo; start the subscriber with --tokens=keep")
+				a.log.Warn("blocks without tokens, with extra keys or without a name can't be written for Dynamo; for tokens, start the subscriber with --tokens=keep")
 			}
 			if printed = recorder.Written; c.Count > 0 && printed >= c.Count {
 				return nil
