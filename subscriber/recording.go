@@ -17,11 +17,10 @@ import (
 	"kvstrata/subscriber/recovery"
 )
 
-// recording follows a file of Dynamo's recorder, from its beginning: a line an event. The lines of one worker's one rank are a
-// source; those of others are passed over.
+// recording follows a file of Dynamo's recorder, a line an event: it is an engine whose replay buffer is the file. The lines of one
+// worker's one rank are a source, those of others are passed over; of several lives in the file the last one is heard.
 //
-// A recording is its own replay. Asked for a batch that is known from before, it looks for it in the last life that the file
-// tells, answers with it, and goes on behind it. Of anything else the file has no more than comes in its order.
+// Asked for a replay, it looks through the file for where the last life begins, answers with what that has, and goes on behind it.
 type recording struct {
 	path   string
 	file   *os.File
@@ -33,22 +32,37 @@ type recording struct {
 	began  bool
 	inputs []input
 
-	asks  int // so far
-	asked bool
-	from  event.Seq
-	told  bool    // live frames were: what is asked for from now on is not in the file
-	past  history // what looking for a batch has found
+	asks int // so far
+	does doing
+	from event.Seq // of the replay
+	life life
 }
 
-// history is what the lines of a source say of its lives, as far as they were looked at.
-type history struct {
-	began bool
-	life  int64 // offset of the last life
-	last  recovery.Frame
-	found bool
-	frame recovery.Frame // of the last life, the first at or behind what is looked for
-	at    int64          // where it begins
-	next  int64          // and ends
+// doing is what a recording is read for.
+type doing uint8
+
+const (
+	following doing = iota // as live frames
+	looking                // for the last life
+	answering              // as a replay of it
+)
+
+// life is where a life begins in a recording, and its last line so far.
+type life struct {
+	begins  int64
+	known   bool
+	seq     event.Seq
+	payload uint64
+}
+
+// another takes a frame that begins at an offset, and reports whether it begins a life: its number falls back.
+func (l *life) another(f *recovery.Frame, at int64) bool {
+	begins := !l.known || f.Seq < l.seq || f.Seq == l.seq && f.Payload != l.payload
+	if begins {
+		l.begins = at
+	}
+	l.known, l.seq, l.payload = true, f.Seq, f.Payload
+	return begins
 }
 
 // bounds of what one poll reads: whatever it finds, the clock is looked at in between.
@@ -75,14 +89,13 @@ func newRecording(cfg EngineConfig) (*recording, error) {
 	return &recording{path: path, file: f, in: bufio.NewReaderSize(f, 1<<20), rank: cfg.Source.Rank, worker: cfg.Worker}, nil
 }
 
-// ask notes what poll is to answer.
+// ask begins an answer. What is still under way of an earlier one is dropped.
 func (r *recording) ask(from event.Seq, _ bool) error {
 	r.asks++
-	r.asked, r.from, r.past = true, from, history{life: r.past.life}
-	if !r.told && from > 0 {
-		return r.seek(0)
-	}
-	return nil
+	r.does, r.from = looking, from
+	at := r.life.begins
+	r.life = life{}
+	return r.seek(at)
 }
 
 // current reports whether an answer is to the last question.
@@ -106,19 +119,30 @@ func (r *recording) seek(at int64) error {
 // poll returns the next lines, or what answers a question; at the end of the file it waits for more.
 func (r *recording) poll(ctx context.Context, timeout time.Duration) ([]input, error) {
 	r.inputs = r.inputs[:0]
-	switch {
-	case !r.began:
+	if !r.began {
 		r.began = true
 		r.inputs = append(r.inputs, input{kind: peerConnected})
 		return r.inputs, nil
-	case r.asked:
-		return r.inputs, r.answer()
 	}
 	ended, err := r.read(r.take)
-	if ended && len(r.inputs) == 0 {
+	switch {
+	case err != nil || !ended:
+	case r.does == looking:
+		r.does = answering
+		err = r.seek(r.life.begins)
+		r.life = life{begins: r.life.begins}
+	case r.does == answering:
+		r.end()
+	case len(r.inputs) == 0:
 		wait(ctx, timeout)
 	}
 	return r.inputs, err
+}
+
+// end ends an answer.
+func (r *recording) end() {
+	r.does = following
+	r.inputs = append(r.inputs, input{kind: replayEnd, asked: r.asks})
 }
 
 // wait waits until ctx ends, but no longer than a while.
@@ -127,35 +151,6 @@ func wait(ctx context.Context, during time.Duration) {
 	case <-ctx.Done():
 	case <-time.After(during):
 	}
-}
-
-// answer works on what was asked for. No live frame comes with an answer, so that the file can still be gone back in.
-func (r *recording) answer() error {
-	switch {
-	case r.told:
-	case r.from == 0:
-		if err := r.seek(r.past.life); err != nil {
-			return err
-		}
-	default:
-		ended, err := r.read(r.look)
-		if err != nil || !ended {
-			return err
-		}
-		if p := &r.past; p.found {
-			r.inputs = append(r.inputs, input{kind: replayFrame, asked: r.asks, frame: p.frame})
-			next := p.at
-			if p.frame.Seq == r.from {
-				next = p.next
-			}
-			if err := r.seek(next); err != nil {
-				return err
-			}
-		}
-	}
-	r.asked = false
-	r.inputs = append(r.inputs, input{kind: replayEnd, asked: r.asks})
-	return nil
 }
 
 // read hands over whole lines, as many as one poll may read, and reports whether the file has no more.
@@ -183,30 +178,25 @@ func (r *recording) read(take func(line []byte)) (ended bool, err error) {
 	return false, nil
 }
 
-// take turns a line into an input, if it is of the source.
+// take turns a line into an input, if it is of the source and this is not the time to look only.
 func (r *recording) take(line []byte) {
-	switch frame, ours, err := r.frame(line); {
-	case err != nil:
+	frame, ours, err := r.frame(line)
+	switch {
+	case err != nil && r.does == following:
 		r.inputs = append(r.inputs, input{kind: strayFrame})
-	case ours:
-		r.told = true
-		r.inputs = append(r.inputs, input{kind: liveFrame, frame: frame})
-	}
-}
-
-// look notes where lives begin, and the batch that is looked for. Numbers that fall back begin a life.
-func (r *recording) look(line []byte) {
-	f, ours, err := r.frame(line)
-	if err != nil || !ours {
+		return
+	case err != nil || !ours:
 		return
 	}
-	p, at := &r.past, r.at-int64(len(line))
-	if !p.began || f.Seq < p.last.Seq || f.Seq == p.last.Seq && f.Payload != p.last.Payload {
-		p.began, p.life, p.found = true, at, false
+	known := r.life.known
+	if r.life.another(&frame, r.at-int64(len(line))) && known && r.does == answering {
+		r.end() // a life that began since; it is heard as an engine's would be
 	}
-	p.last = recovery.Frame{Seq: f.Seq, Payload: f.Payload}
-	if !p.found && f.Seq >= r.from {
-		p.found, p.frame, p.at, p.next = true, f, at, r.at
+	switch {
+	case r.does == following:
+		r.inputs = append(r.inputs, input{kind: liveFrame, frame: frame})
+	case r.does == answering && frame.Seq >= r.from:
+		r.inputs = append(r.inputs, input{kind: replayFrame, asked: r.asks, frame: frame})
 	}
 }
 

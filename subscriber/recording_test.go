@@ -113,8 +113,8 @@ func TestRestartOverARecording(t *testing.T) {
 			if got := after.Epoch != before.Epoch; got != tt.newLife {
 				t.Errorf("another epoch: %v", got)
 			}
-			// What proves the life is received again, and counted as such.
-			if l.Receptions()-l.Duplicates != tt.received || l.Duplicates > 1 || l.Lost > 0 {
+			// What proves a life is received again, and counted as such.
+			if l.Receptions()-l.Duplicates != tt.received || l.Lost > 0 {
 				t.Errorf("ledger %+v, want %d received once", l, tt.received)
 			}
 			rec.store(9, int(tt.end)+1, int(tt.end)+1)
