@@ -159,7 +159,12 @@ func Attach(ctx context.Context, cfg Config, name string, log *slog.Logger, opti
 	b.options = opts
 	var refused time.Time // used by nats.go's one goroutine of callbacks
 	conn, err := nats.Connect(cfg.URL, append(slices.Clone(opts),
-		nats.ConnectHandler(func(*nats.Conn) { log.Info("connected to NATS") }),
+		nats.ConnectHandler(func(conn *nats.Conn) {
+			log.Info("connected to NATS")
+			if host, ok := cfg.inTheClear(conn); ok {
+				log.Warn("the NATS password went over the network in the clear; use tls:// and --nats-ca, or --nats-nkey", "host", host)
+			}
+		}),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
 				log.Warn("NATS connection lost; reconnecting", "err", err)

@@ -6,6 +6,8 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
+	"net/url"
 	"os"
 	"strings"
 
@@ -141,6 +143,19 @@ func (c Config) clientOptions() ([]nats.Option, error) {
 		opts = append(opts, nats.ClientCert(c.Cert, c.Key))
 	}
 	return opts, nil
+}
+
+// inTheClear reports whether a password has gone to another machine without TLS, and to which.
+func (c Config) inTheClear(conn *nats.Conn) (host string, ok bool) {
+	at, err := url.Parse(conn.ConnectedUrl())
+	if err != nil || c.User == "" {
+		return "", false
+	}
+	if _, err := conn.TLSConnectionState(); err == nil {
+		return "", false
+	}
+	ip := net.ParseIP(at.Hostname())
+	return at.Host, at.Hostname() != "localhost" && (ip == nil || !ip.IsLoopback())
 }
 
 // protect makes the embedded server let in nobody but whom the identity names, and returns the key of this process's own

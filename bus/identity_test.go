@@ -348,3 +348,51 @@ func signer(t *testing.T, create func() (nkeys.KeyPair, error)) keyPair {
 	}
 	return keyPair{pair, public}
 }
+
+// A password that goes to another machine without TLS is told of in one line. 0.0.0.0 is a name of this one that is not
+// loopback's.
+func TestAPasswordInTheClearIsToldOf(t *testing.T) {
+	ca := certtest.New(t)
+	cert, key := ca.Pair(t, "0.0.0.0")
+	user := bus.Identity{User: "kv", Password: "sesame and more"}
+	seed, _ := nkey(t)
+	encrypted := user
+	encrypted.Cert, encrypted.Key = cert, key
+	overTLS := user
+	overTLS.CA = ca.File
+	for _, tt := range []struct {
+		name           string
+		server, client bus.Identity
+		host           string
+		warned         bool
+	}{
+		{"another machine", user, user, "0.0.0.0", true},
+		{"loopback", user, user, "127.0.0.1", false},
+		{"TLS", encrypted, overTLS, "0.0.0.0", false},
+		{"a key", bus.Identity{NKey: file(t, seed)}, bus.Identity{NKey: file(t, seed)}, "0.0.0.0", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			srv, err := bus.StartServer(bus.ServerConfig{Dir: t.TempDir(), Host: "0.0.0.0", Port: -1, Identity: tt.server}, slog.New(slog.DiscardHandler))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer srv.Shutdown()
+			cfg := bus.DefaultConfig()
+			cfg.URL = "nats://" + tt.host + srv.URL()[strings.LastIndex(srv.URL(), ":"):]
+			cfg.Identity = tt.client
+			var said lockedBuffer
+			b, err := bus.Dial(t.Context(), cfg, "test", slog.New(slog.NewTextHandler(&said, nil)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.Close()
+			want := 0
+			if tt.warned {
+				want = 1
+			}
+			if got := strings.Count(said.String(), "in the clear"); got != want || strings.Contains(said.String(), "sesame") {
+				t.Errorf("%s", said.String())
+			}
+		})
+	}
+}

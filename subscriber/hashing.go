@@ -17,14 +17,17 @@ type hashing struct {
 
 // newHashing takes a configuration that checkHashing has passed.
 func newHashing(cfg *EngineConfig) hashing {
-	c := enginehash.DefaultConfig()
-	c.Seed = cfg.HashSeed
-	v, err := enginehash.NewVerifier(c)
-	if err != nil { // of a configuration that nobody parsed: the known seeds are tried all the same
-		c.Seed = ""
-		v, _ = enginehash.NewVerifier(c)
+	v, err := newVerifier(cfg)
+	if err != nil {
+		panic(fmt.Sprintf("subscriber: engine %v was not checked: %v", cfg.Source, err))
 	}
 	return hashing{verifier: v, scheme: cfg.Hash, seed: cfg.HashSeed}
+}
+
+func newVerifier(cfg *EngineConfig) (*enginehash.Verifier, error) {
+	c := enginehash.DefaultConfig()
+	c.Seed = cfg.HashSeed
+	return enginehash.NewVerifier(c)
 }
 
 // checkHashing says what is wrong with hash= and hash-seed=.
@@ -34,9 +37,7 @@ func checkHashing(cfg *EngineConfig) error {
 			return fmt.Errorf("hash=%s: %w", cfg.Hash, err)
 		}
 	}
-	c := enginehash.DefaultConfig()
-	c.Seed = cfg.HashSeed
-	if _, err := enginehash.NewVerifier(c); err != nil {
+	if _, err := newVerifier(cfg); err != nil {
 		return fmt.Errorf("hash-seed: %w", err)
 	}
 	return nil

@@ -1,10 +1,12 @@
 package subscriber_test
 
 import (
+	"strings"
 	"testing"
 
 	"kvstrata/event"
 	"kvstrata/event/enginehash"
+	"kvstrata/subscriber"
 )
 
 // vllmNames gives the blocks of a batch that storing made, first and after, the hashes that vLLM gives them under sha256 and
@@ -68,5 +70,19 @@ func TestTheSchemeOfAnEngineWithoutTokensIsConfigured(t *testing.T) {
 	eventually(t, "the scheme", func() bool { return r.info("a").Hashes == "sha256" })
 	if got := r.matched("a"); got != 4 {
 		t.Errorf("%d blocks matched, want 4", got)
+	}
+}
+
+// A seed that can't be read is refused whoever made the configuration, and not told.
+func TestASeedThatCantBeReadIsRefused(t *testing.T) {
+	engine := subscriber.EngineConfig{
+		Source: event.Source{Model: "m", Instance: "i", Origin: event.Engine}, Endpoint: "tcp://127.0.0.1:1", HashSeed: "root:hush",
+	}
+	_, newErr := subscriber.New(subscriber.DefaultConfig(), []subscriber.EngineConfig{engine}, nil, nil, quiet(), nil)
+	_, probeErr := subscriber.Probe(t.Context(), subscriber.DefaultConfig(), engine)
+	for _, err := range []error{newErr, probeErr} {
+		if err == nil || !strings.Contains(err.Error(), "hash-seed") || strings.Contains(err.Error(), "hush") {
+			t.Errorf("%v", err)
+		}
 	}
 }

@@ -31,6 +31,9 @@ type Report struct {
 // Probe hears an engine until ctx ends, as a subscriber would, but on every topic. It fails only where the engine's address can't
 // be opened; what was not heard is in the report.
 func Probe(ctx context.Context, cfg Config, engineCfg EngineConfig) (r *Report, err error) {
+	if err := checkHashing(&engineCfg); err != nil {
+		return nil, err
+	}
 	zctx, err := zmq4.NewContext()
 	if err != nil {
 		return nil, fmt.Errorf("make ZeroMQ context: %w", err)

@@ -85,6 +85,9 @@ func New(cfg Config, engines []EngineConfig, b *bus.Bus, open OpenStream, log *s
 				return nil, fmt.Errorf("engine %v: %w", e.Source, err)
 			}
 		}
+		if err := checkHashing(&e); err != nil {
+			return nil, fmt.Errorf("engine %v: %w", e.Source, err)
+		}
 		s.engines = append(s.engines, newEngine(s, e))
 	}
 	if reg != nil {

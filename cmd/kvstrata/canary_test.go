@@ -31,7 +31,9 @@ import (
 // What must not be found: token ids that nothing else looks like, and salts.
 var (
 	canaryTokens = []uint32{3405691582, 3735928559, 3131961357, 2343432205, 3203386110, 2882400018}
-	canarySalts  = []string{"canary-salt-of-extra-keys-7f3a", "canary-salt-of-its-own-field-91bc", "canary-text-that-nobody-knows-55de"}
+	canarySalts  = []string{
+		"canary-salt-of-extra-keys-7f3a", "canary-salt-of-its-own-field-91bc", "canary-text-that-nobody-knows-55de", "canary-salt-of-a-trailing-map-c08d",
+	}
 )
 
 // canaryForms returns a canary in every form in which it could have been written.
@@ -141,6 +143,22 @@ func canaryEvent(hash uint64, blockSize int, tokens any, extra func(b []byte) ([
 	return msgp.AppendNil(b)
 }
 
+// canaryArray is one BlockStored as SGLang wrote it until September 2026: an array that ends with a map, in which the salt is.
+func canaryArray(hash uint64) []byte {
+	b := msgp.AppendArrayHeader(nil, 3)
+	b = msgp.AppendFloat64(b, float64(time.Now().UnixNano())/1e9)
+	b = msgp.AppendArrayHeader(b, 1)
+	b = msgp.AppendString(msgp.AppendArrayHeader(b, 8), "BlockStored")
+	b = msgp.AppendUint64(msgp.AppendArrayHeader(b, 1), hash)
+	b = msgp.AppendNil(b)
+	b, _ = msgp.AppendIntf(b, canaryRun(16))
+	b = msgp.AppendNil(msgp.AppendInt(b, 16))
+	b = msgp.AppendString(b, "GPU")
+	b = msgp.AppendString(msgp.AppendString(msgp.AppendMapHeader(b, 2), "cache_salt"), canarySalts[3])
+	b = msgp.AppendString(msgp.AppendString(b, "prompt"), canarySalts[2]) // a field that nobody knows
+	return msgp.AppendNil(b)
+}
+
 func canaryRun(size int) []any {
 	tokens := make([]any, size)
 	for i := range tokens {
@@ -174,6 +192,26 @@ func (e *canaryEngine) sendAll(t *testing.T) {
 	e.send(t, canaryEvent(hash+3, 16, canaryRun(16), func(b []byte) ([]byte, int) {
 		return msgp.AppendString(msgp.AppendString(b, "prompt"), canarySalts[2]), 1 // a field that nobody knows
 	}))
+	e.send(t, canaryArray(hash+9))
+}
+
+// What an engine's flag could hold of secrets is refused, and not repeated; nor is a seed in a flag with another slip.
+func TestCanariesInFlags(t *testing.T) {
+	const secret = "canary-key-of-a-url-31e7"
+	for _, flag := range []string{
+		"trtllm+http://h:1/x?api_key=" + secret + ",model=m", "trtllm+http://u:" + secret + "@h:1/x,model=m", "zmq+tcp://127.0.0.1:1,hash-seed=" + secret,
+	} {
+		for _, name := range []string{"run", "doctor"} {
+			args := []string{name, "--engine", flag}
+			if name == "run" {
+				args = append(append(args, "--data", t.TempDir()), anyPorts...)
+			}
+			r := command(t, args...)
+			if r.code == exitOK || strings.Contains(r.stdout+r.stderr, secret) {
+				t.Errorf("%v: exit %d\n%s%s", args, r.code, r.stdout, r.stderr)
+			}
+		}
+	}
 }
 
 // TestCanary lets prompt text in and looks for it in everything that comes out: NATS, logs, metrics, answers, ClickHouse.

@@ -7,8 +7,12 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net"
 	"net/http"
+	"net/url"
 	"os"
+	"sync"
 	"time"
 
 	"kvstrata/server"
@@ -44,7 +48,7 @@ func (f clientFlags) token() (server.Secret, error) {
 }
 
 // client returns a client that shows the token; a timeout of 0 is none.
-func (f clientFlags) client(timeout time.Duration) (*http.Client, error) {
+func (f clientFlags) client(log *slog.Logger, timeout time.Duration) (*http.Client, error) {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	if f.CA != "" {
 		text, err := os.ReadFile(f.CA)
@@ -57,13 +61,13 @@ func (f clientFlags) client(timeout time.Duration) (*http.Client, error) {
 		}
 		transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	}
-	return f.showing(transport, timeout)
+	return f.showing(log, transport, timeout)
 }
 
 // local returns a client for a process on this machine, which may show a certificate of another name: it must be the very one
 // in cert, unless that is empty.
-func (f clientFlags) local(cert string, timeout time.Duration) (*http.Client, error) {
-	client, err := f.client(timeout)
+func (f clientFlags) local(log *slog.Logger, cert string, timeout time.Duration) (*http.Client, error) {
+	client, err := f.client(log, timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -90,13 +94,13 @@ func sameCertificate(file string, shown *x509.Certificate) error {
 	return nil
 }
 
-func (f clientFlags) showing(transport *http.Transport, timeout time.Duration) (*http.Client, error) {
+func (f clientFlags) showing(log *slog.Logger, transport *http.Transport, timeout time.Duration) (*http.Client, error) {
 	token, err := f.token()
 	if err != nil {
 		return nil, err
 	}
 	return &http.Client{
-		Transport: &bearer{token: token, next: transport}, Timeout: timeout,
+		Transport: &bearer{token: token, next: transport, log: log}, Timeout: timeout,
 		// Nothing of ours redirects, and the token is for nobody else.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}, nil
@@ -104,20 +108,41 @@ func (f clientFlags) showing(transport *http.Transport, timeout time.Duration) (
 
 // bearer shows the token with each request.
 type bearer struct {
-	token server.Secret
-	next  *http.Transport
+	token  server.Secret
+	next   *http.Transport
+	log    *slog.Logger
+	warned sync.Once
+}
+
+// warnInTheClear is the one line that says that a token is shown to whoever listens on the way.
+func (b *bearer) warnInTheClear(host string) {
+	b.warned.Do(func() {
+		b.log.Warn("the token goes over the network in the clear; ask by https, or on loopback", "host", host)
+	})
 }
 
 // RoundTrip sends a request.
 func (b *bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 	if b.token != "" {
+		if r.URL.Scheme == "http" && reachable(hostPort(r.URL)) {
+			b.warnInTheClear(r.URL.Host)
+		}
 		r = r.Clone(r.Context())
 		r.Header.Set("Authorization", "Bearer "+string(b.token))
 	}
 	return b.next.RoundTrip(r)
 }
 
+// hostPort returns where a URL leads to.
+func hostPort(u *url.URL) string {
+	port := u.Port()
+	if port == "" {
+		port = u.Scheme
+	}
+	return net.JoinHostPort(u.Hostname(), port)
+}
+
 // self returns a client for processes that have these listeners' tokens and certificate.
-func (f listenFlags) self(timeout time.Duration) (*http.Client, error) {
-	return clientFlags{TokenFile: f.TokenFile}.local(f.TLSCert, timeout)
+func (f listenFlags) self(log *slog.Logger, timeout time.Duration) (*http.Client, error) {
+	return clientFlags{TokenFile: f.TokenFile}.local(log, f.TLSCert, timeout)
 }

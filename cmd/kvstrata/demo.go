@@ -103,7 +103,7 @@ func (c *demoCmd) Run(a *app) (err error) {
 				supervisor.env = append(supervisor.env, storePassword+"="+password)
 			}
 		}
-		client, err := c.listenFlags.self(time.Minute)
+		client, err := c.listenFlags.self(a.log, time.Minute)
 		if err != nil {
 			return err
 		}

@@ -70,7 +70,7 @@ func (c *doctorCmd) Run(a *app) error {
 	if c.Server == "" {
 		check("listen "+c.Listen, func(context.Context) (string, error) { return checkListen(c.Listen) })
 	} else {
-		client, err := c.clientFlags.client(checkTime)
+		client, err := c.clientFlags.client(a.log, checkTime)
 		if err != nil {
 			return err
 		}

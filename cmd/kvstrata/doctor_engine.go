@@ -121,6 +121,9 @@ func (h *heard) remarks() []string {
 	if h.pulled() {
 		all = append(all, "not heard: an event buffer forgets what it has handed out, and the subscriber would miss it; see /v1/sources")
 	}
+	if h.report != nil && h.report.Status.State == event.StateStale && h.report.Status.Reason != "" {
+		all = append(all, "stale, so that lookups leave it out: "+h.report.Status.Reason)
+	}
 	if h.cfg.Replay == "" && strings.HasPrefix(h.cfg.Endpoint, "tcp://") && h.cfg.Dialect != subscriber.DialectMooncake {
 		all = append(all, "no replay= given: a gap can't be closed, and every restart of ours leaves the source partial")
 	}

@@ -68,6 +68,16 @@ func TestFindings(t *testing.T) {
 	}
 }
 
+// A source that is heard well and counts for nothing is said to, with the reason.
+func TestStaleIsExplained(t *testing.T) {
+	h := &heard{cfg: subscriber.EngineConfig{Endpoint: "tcp://h:1", Dialect: subscriber.DialectMooncake}, report: &subscriber.Report{Connected: true}}
+	h.report.Status = event.Status{State: event.StateStale, Reason: "a Mooncake master tells no evictions", Ledger: event.Ledger{Started: true, Live: 1}}
+	want := "stale, so that lookups leave it out: a Mooncake master tells no evictions"
+	if said := h.remarks(); len(said) != 1 || said[0] != want {
+		t.Errorf("%q", said)
+	}
+}
+
 func TestContractIsPrinted(t *testing.T) {
 	var b strings.Builder
 	printContract(&b, &event.Status{

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -31,7 +30,7 @@ func (explainCmd) Help() string {
 
 // Run tells the story.
 func (c *explainCmd) Run(a *app) error {
-	story, err := c.ask(a.ctx)
+	story, err := c.ask(a)
 	if err != nil {
 		return err
 	}
@@ -43,7 +42,7 @@ func (c *explainCmd) Run(a *app) error {
 	return printStory(a.stdout, story)
 }
 
-func (c *explainCmd) ask(ctx context.Context) (*history.Story, error) {
+func (c *explainCmd) ask(a *app) (*history.Story, error) {
 	if err := history.CheckExplain(c.Hash, c.Since); err != nil {
 		return nil, usagef("%w", err)
 	}
@@ -53,7 +52,7 @@ func (c *explainCmd) ask(ctx context.Context) (*history.Story, error) {
 	}
 	if reader != nil {
 		defer reader.Close()
-		story, err := reader.Explain(ctx, c.Hash, c.Since)
+		story, err := reader.Explain(a.ctx, c.Hash, c.Since)
 		if errors.Is(err, history.ErrBadParam) {
 			return nil, usagef("%w", err)
 		}
@@ -64,7 +63,7 @@ func (c *explainCmd) ask(ctx context.Context) (*history.Story, error) {
 		values.Set("since", c.Since)
 	}
 	story := new(history.Story)
-	return story, c.get(ctx, "/v1/explain/"+url.PathEscape(c.Hash), values, story)
+	return story, c.get(a, "/v1/explain/"+url.PathEscape(c.Hash), values, story)
 }
 
 func printStory(w io.Writer, s *history.Story) error {

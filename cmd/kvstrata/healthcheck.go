@@ -60,7 +60,7 @@ func (c *healthcheckCmd) Run(a *app) error {
 	if err != nil {
 		return usagef("--admin %q: %w", c.Admin, err)
 	}
-	client, err := c.clientFlags.local(c.TLSCert, healthcheckTime)
+	client, err := c.clientFlags.local(a.log, c.TLSCert, healthcheckTime)
 	if err != nil {
 		return err
 	}

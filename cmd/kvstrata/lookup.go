@@ -64,7 +64,7 @@ func (c *lookupCmd) Run(a *app) error {
 		return usagef("no prompt: give token ids, or - to read them from standard input")
 	}
 	var answer prefix.Answer
-	client, err := c.client(30 * time.Second)
+	client, err := c.client(a.log, 30*time.Second)
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/csv"
 	"encoding/json"
 	"errors"
@@ -39,12 +38,12 @@ func (f askFlags) open() (*history.Reader, error) {
 }
 
 // get asks the server.
-func (f askFlags) get(ctx context.Context, path string, values url.Values, answer any) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(f.Server, "/")+path+"?"+values.Encode(), nil)
+func (f askFlags) get(a *app, path string, values url.Values, answer any) error {
+	req, err := http.NewRequestWithContext(a.ctx, http.MethodGet, strings.TrimSuffix(f.Server, "/")+path+"?"+values.Encode(), nil)
 	if err != nil {
 		return usagef("--server %q: %w", f.Server, err)
 	}
-	client, err := f.client(0)
+	client, err := f.client(a.log, 0)
 	if err != nil {
 		return err
 	}
@@ -117,7 +116,7 @@ func (c *queryCmd) Run(a *app) error {
 	if err := history.Check(c.Name, values); err != nil {
 		return usagef("%w", err)
 	}
-	answer, err := c.ask(a.ctx, values)
+	answer, err := c.ask(a, values)
 	if err != nil {
 		return err
 	}
@@ -136,14 +135,14 @@ func (c *queryCmd) Run(a *app) error {
 	return err
 }
 
-func (c *queryCmd) ask(ctx context.Context, values map[string]string) (*history.Answer, error) {
+func (c *queryCmd) ask(a *app, values map[string]string) (*history.Answer, error) {
 	reader, err := c.open()
 	if err != nil {
 		return nil, err
 	}
 	if reader != nil {
 		defer reader.Close()
-		answer, err := reader.Ask(ctx, c.Name, values)
+		answer, err := reader.Ask(a.ctx, c.Name, values)
 		if errors.Is(err, history.ErrBadParam) {
 			return nil, usagef("%w", err)
 		}
@@ -154,7 +153,7 @@ func (c *queryCmd) ask(ctx context.Context, values map[string]string) (*history.
 		query.Set(name, value)
 	}
 	answer := new(history.Answer)
-	return answer, c.get(ctx, "/v1/query/"+c.Name, query, answer)
+	return answer, c.get(a, "/v1/query/"+c.Name, query, answer)
 }
 
 func listQueries(w io.Writer) error {
