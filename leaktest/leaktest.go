@@ -16,7 +16,7 @@ import (
 var natsLeak = []byte("jetstream.(*jetStream).resetPendingAcksOnReconnect(")
 
 // patience is how long goroutines have to end once the tests have.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 // Run runs the tests and returns the exit code. The fuzzer leaves goroutines of its own: they are let be.
 func Run(m *testing.M) int {
