@@ -148,10 +148,11 @@ func (c Config) clientOptions() ([]nats.Option, error) {
 // inTheClear reports whether a password has gone to another machine without TLS, and to which.
 func (c Config) inTheClear(conn *nats.Conn) (host string, ok bool) {
 	at, err := url.Parse(conn.ConnectedUrl())
-	if err != nil || c.User == "" {
+	if err != nil || at.Host == "" || c.User == "" {
 		return "", false
 	}
-	if _, err := conn.TLSConnectionState(); err == nil {
+	// Asked for, or wanted by the server. The connection's own state is no use: nats.go reads it unlocked.
+	if c.CA != "" || c.Cert != "" || c.ServerName != "" || at.Scheme == "tls" || at.Scheme == "wss" || conn.TLSRequired() {
 		return "", false
 	}
 	ip := net.ParseIP(at.Hostname())
