@@ -1,7 +1,9 @@
 package subscriber_test
 
 import (
+	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"testing"
 
@@ -334,9 +336,22 @@ func TestJSONThatIsRefused(t *testing.T) {
 
 // FuzzDecoder checks that no payload of any dialect panics, and that contracts stay bounded.
 func FuzzDecoder(f *testing.F) {
-	for _, dialect := range []string{"vllm", "sglang"} {
+	for _, dialect := range []string{"vllm", "sglang", "lmcache", "vllm/offload.json"} {
 		for _, g := range readGolden(f, dialect) {
 			f.Add(unhex(g.Hex))
+		}
+	}
+	for _, file := range []string{"mooncake/golden.json", "dynamo/golden.json", "dynamo/recorder.json", "trtllm/reference.json"} {
+		text, err := os.ReadFile("testdata/" + file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		var entries []struct{ Hex, Text string }
+		if err := json.Unmarshal(text, &entries); err != nil {
+			f.Fatal(err)
+		}
+		for _, e := range entries {
+			f.Add(append(unhex(e.Hex), e.Text...)) // one of them
 		}
 	}
 	for _, text := range []string{
