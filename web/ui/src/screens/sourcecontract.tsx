@@ -96,10 +96,10 @@ type Check = NonNullable<NonNullable<SourceReport["contract"]>["check"]>;
 /** What recomputing block hashes has found. */
 export function checked(check: Check | undefined): string {
   if (!check) {
-    return "not compared";
+    return "not compared yet";
   }
   if (check.verdict === "verified") {
     return `verified: ${check.scheme}, seed ${check.seed}`;
   }
-  return check.reason || check.verdict;
+  return check.reason || "not compared yet";
 }
