@@ -73,7 +73,7 @@ func everyField(t *testing.T, v version, keep bool) {
 	shared := offloaded(event.Storage, digest(10))
 	shared.Ownership, shared.Locality = "tier-1", event.Local
 	remote := stored(run{tokens: plain[:16]}, event.IntHash(1<<63+1))
-	remote.Locality, remote.Ownership, remote.Tier = event.Remote, "tier-2", event.CPU
+	remote.Locality, remote.Ownership, remote.Tier, remote.ExtraKeys = event.Remote, "tier-2", event.CPU, [][]byte{nil}
 	e.publish(second, shared)
 	if slices.Contains(e.fields["BlockStored"], "locality") { // without it the block would count as the engine's own
 		e.publish(remote)

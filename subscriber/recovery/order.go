@@ -19,8 +19,8 @@ func (m *Machine) accept(now time.Time, f Frame, way event.Way) {
 		m.duplicate(f) // whose it is only a replay could tell; it is a gap until then
 	case m.behind:
 		m.consult(now, f)
-	case !m.known && f.Seq > m.cfg.First && m.decides() && !m.begun:
-		// Whatever a replay told before, the engine has published since.
+	case !m.known && f.Seq > m.cfg.First && m.cfg.Replay && !m.begun:
+		// Whatever a replay told before, or did not, the engine has published since.
 		m.begun = true
 		m.consult(now, f)
 	case !m.known:

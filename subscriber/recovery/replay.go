@@ -125,6 +125,9 @@ func (m *Machine) unanswered(now time.Time, r reply) {
 	}
 	m.barren, m.rounds = 0, 0
 	m.silent, m.tried, m.tries = true, now, 0
+	if len(m.held) > 0 {
+		m.begun = true // it would be as silent again
+	}
 	if m.behind && m.known {
 		m.suspect(now, reconnected)
 	}
