@@ -236,6 +236,7 @@ func (e *engine) newLife(now time.Time) {
 	e.epoch = max(e.epoch+1, event.Epoch(now.UnixMilli()))
 	e.set.Reset()
 	e.hashing.verifier.Reset()
+	e.decoder.Forget()
 	e.ledger = event.Ledger{}
 	e.checkpoint(now)
 }

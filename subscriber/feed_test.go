@@ -100,6 +100,20 @@ func TestTensorRTIsPulled(t *testing.T) {
 	if s.Ledger.Lost != 2 {
 		t.Errorf("ledger %+v, want 2 lost", s.Ledger)
 	}
+
+	server.CloseClientConnections()
+	buffer.mu.Lock()
+	buffer.next, buffer.down = 0, true // it restarts, and has not told the size of its pool yet
+	buffer.mu.Unlock()
+	eventually(t, "the engine is away", func() bool { return strings.Contains(r.info("trt").Reason, "answers 503") })
+	buffer.mu.Lock()
+	buffer.down = false
+	buffer.mu.Unlock()
+	buffer.tell(trtBlocks(1, 2))
+	eventually(t, "another life, of which the pool is not known", func() bool {
+		now := r.info("trt")
+		return now.Epoch > s.Epoch && now.Started && now.LastSeq == 0 && now.Pool == 0
+	})
 }
 
 // dynamoLine is a line of Dynamo's recorder that stores blocks first … last of the one prompt.
