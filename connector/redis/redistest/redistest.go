@@ -219,7 +219,7 @@ func read(in *bufio.Reader) (string, error) {
 	}
 }
 
-// Cluster starts n masters that share the slots of one cluster, and returns once each knows all. Without one of them, the
+// Cluster starts n masters that share the slots of one cluster, and returns once each knows all nodes and who has which slots. Without one of them, the
 // others go on.
 func Cluster(t testing.TB, n int) []*Server {
 	t.Helper()
@@ -248,7 +248,9 @@ func Cluster(t testing.TB, n int) []*Server {
 	for _, s := range all {
 		for {
 			info := s.Do("CLUSTER", "INFO")
-			if strings.Contains(info, "cluster_state:ok") && strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d\r", n)) {
+			// Without full coverage required a node says that all is well before it has heard who has the other slots.
+			if strings.Contains(info, "cluster_state:ok") && strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d\r", n)) &&
+				strings.Contains(info, fmt.Sprintf("cluster_slots_assigned:%d\r", slots)) {
 				break
 			}
 			select {
