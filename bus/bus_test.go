@@ -21,6 +21,7 @@ import (
 	"kvstrata/event"
 	"kvstrata/event/resident"
 	"kvstrata/leaktest"
+	"kvstrata/logtest"
 )
 
 var source = event.Source{Cluster: "c", Model: "org/model.v1", Instance: "pod-1:8000", Rank: 2, Origin: event.Engine}
@@ -500,7 +501,8 @@ func TestAHolderGetsItsSourceBackWhenTheBucketIsLost(t *testing.T) {
 	kept := make(chan error, 1)
 	go func() { kept <- lease.Keep(ctx) }()
 	cfg.URL = srv.URL()
-	other, err := bus.Dial(t.Context(), cfg, "other", quiet())
+	var said logtest.Buffer
+	other, err := bus.Dial(t.Context(), cfg, "other", said.Logger())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -510,9 +512,7 @@ func TestAHolderGetsItsSourceBackWhenTheBucketIsLost(t *testing.T) {
 		second, _ := other.Acquire(t.Context(), source, "second")
 		got <- second
 	}()
-	for range 3 { // the second one has seen the first
-		time.Sleep(cfg.LeaseTTL / 4)
-	}
+	eventually(t, func() bool { return strings.Contains(said.String(), "held by another subscriber") })
 	srv.Shutdown()
 	srvCfg.Dir = t.TempDir()
 	again, err := bus.StartServer(srvCfg, quiet())

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 
 	"kvstrata/bus"
 	"kvstrata/certtest"
+	"kvstrata/logtest"
 )
 
 // file writes a file of the test's.
@@ -155,24 +155,6 @@ func TestWhoMayConnect(t *testing.T) {
 	}
 }
 
-// lockedBuffer is a log that may still be written to when it is read.
-type lockedBuffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
-}
-
 // What is replaced in files counts from the next connection on.
 func TestPasswordIsReadAtEachConnection(t *testing.T) {
 	path := file(t, "the first password")
@@ -184,7 +166,7 @@ func TestPasswordIsReadAtEachConnection(t *testing.T) {
 	}
 	client := bus.DefaultConfig()
 	client.URL, client.Identity = srv.URL(), cfg.Identity
-	var log lockedBuffer
+	var log logtest.Buffer
 	b, err := bus.Attach(t.Context(), client, "client", slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {
 		t.Fatal(err)
@@ -380,7 +362,7 @@ func TestAPasswordInTheClearIsToldOf(t *testing.T) {
 			cfg := bus.DefaultConfig()
 			cfg.URL = "nats://" + tt.host + srv.URL()[strings.LastIndex(srv.URL(), ":"):]
 			cfg.Identity = tt.client
-			var said lockedBuffer
+			var said logtest.Buffer
 			b, err := bus.Dial(t.Context(), cfg, "test", slog.New(slog.NewTextHandler(&said, nil)))
 			if err != nil {
 				t.Fatal(err)

@@ -15,13 +15,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"kvstrata/certtest"
+	"kvstrata/logtest"
 	"kvstrata/server"
 )
 
@@ -29,28 +29,6 @@ const (
 	tokenA = "alpha-0123456789abcdef"
 	tokenB = "bravo-0123456789abcdef"
 )
-
-// log is a log that may be written to while it is read.
-type log struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
-func (l *log) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
-}
 
 func tokenFile(t *testing.T, tokens ...string) string {
 	t.Helper()
@@ -91,10 +69,10 @@ func (r *running) do(t *testing.T, method, url, body string, head ...string) (*h
 func TestTokens(t *testing.T) {
 	cfg := free
 	cfg.TokenFile, cfg.Token = tokenFile(t, "# ours", tokenA, "", tokenB), "charlie-0123456789abcdef"
-	var said log
+	var said logtest.Buffer
 	r := startWith(t, cfg, map[string]http.Handler{"/": echo("ours")}, []server.Ready{
 		{Name: "nats", Check: func() error { return errors.New("not connected") }},
-	}, prometheus.NewRegistry(), said.logger())
+	}, prometheus.NewRegistry(), said.Logger())
 	for _, test := range []struct {
 		name, authorization string
 		admitted            bool
@@ -143,8 +121,8 @@ func TestTokens(t *testing.T) {
 func TestTokenFileIsReadAgain(t *testing.T) {
 	cfg := free
 	cfg.TokenFile = tokenFile(t, tokenA)
-	var said log
-	r := startWith(t, cfg, map[string]http.Handler{"/": echo("ours")}, nil, prometheus.NewRegistry(), said.logger())
+	var said logtest.Buffer
+	r := startWith(t, cfg, map[string]http.Handler{"/": echo("ours")}, nil, prometheus.NewRegistry(), said.Logger())
 	status := func(token string) int {
 		resp, _ := r.do(t, http.MethodGet, r.URL()+"/", "", "Authorization", "Bearer "+token)
 		return resp.StatusCode
@@ -214,12 +192,12 @@ func TestBadTokensAndCertificates(t *testing.T) {
 func TestLogin(t *testing.T) {
 	cfg := free
 	cfg.TokenFile = tokenFile(t, tokenA)
-	var said log
+	var said logtest.Buffer
 	var asked []string
 	r := startWith(t, cfg, map[string]http.Handler{"/": http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		asked = append(asked, req.URL.String())
 		fmt.Fprint(w, "ours")
-	})}, nil, prometheus.NewRegistry(), said.logger())
+	})}, nil, prometheus.NewRegistry(), said.Logger())
 	jar, err := cookiejar.New(nil)
 	if err != nil {
 		t.Fatal(err)

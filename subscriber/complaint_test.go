@@ -1,37 +1,23 @@
 package subscriber_test
 
 import (
-	"bytes"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"kvstrata/event"
+	"kvstrata/logtest"
 	"kvstrata/publisher"
 	"kvstrata/subscriber"
 )
 
-// lockedBuffer is a log to read while it is written.
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) lines(with string) (found []string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for line := range strings.Lines(b.buf.String()) {
-		if strings.Contains(line, with) {
+// linesWith returns the lines of a log that hold a text.
+func linesWith(log *logtest.Buffer, text string) (found []string) {
+	for line := range strings.Lines(log.String()) {
+		if strings.Contains(line, text) {
 			found = append(found, line)
 		}
 	}
@@ -41,7 +27,7 @@ func (b *lockedBuffer) lines(with string) (found []string) {
 // What goes wrong with a stream is one line in the log, a metric, and a state or counter of the source.
 func TestWhatIsWrongIsSaidOnceAndCounted(t *testing.T) {
 	r, e := newRoad(t), startEngine(t)
-	log, registry := new(lockedBuffer), prometheus.NewRegistry()
+	log, registry := new(logtest.Buffer), prometheus.NewRegistry()
 	open := func(source event.Source, fence event.Fence) subscriber.Stream {
 		return publisher.NewStream(publisher.DefaultStreamConfig(), r.bus, source, fence, quiet())
 	}
@@ -54,11 +40,11 @@ func TestWhatIsWrongIsSaidOnceAndCounted(t *testing.T) {
 		e.raw(true, []byte(`{"this": "is another dialect"}`))
 	}
 	r.await("a", 4, event.StatePartial)
-	lines := log.lines("can't be decoded")
+	lines := linesWith(log, "can't be decoded")
 	if len(lines) != 1 || !strings.Contains(lines[0], "another dialect than those we know") {
 		t.Errorf("five batches of another dialect gave %q, want one line that says so", lines)
 	}
-	if partial := log.lines("state=partial"); len(partial) == 0 || !strings.Contains(partial[0], "level=WARN") {
+	if partial := linesWith(log, "state=partial"); len(partial) == 0 || !strings.Contains(partial[0], "level=WARN") {
 		t.Errorf("the state is not warned of: %q", partial)
 	}
 
@@ -80,7 +66,7 @@ kvstrata_subscriber_violations_total{cluster="c",dp_rank="0",instance="a",model=
 	if err != nil {
 		t.Error(err)
 	}
-	if said := log.lines("oddities"); len(said) == 0 || !strings.Contains(said[len(said)-1], "tokens_do_not_fill_blocks") {
+	if said := linesWith(log, "oddities"); len(said) == 0 || !strings.Contains(said[len(said)-1], "tokens_do_not_fill_blocks") {
 		t.Errorf("the log does not name the oddities: %q", said)
 	}
 }
