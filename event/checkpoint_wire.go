@@ -90,6 +90,11 @@ func WriteCheckpoint(w io.Writer, cp *Checkpoint, entries iter.Seq[*Entry]) erro
 
 // ReadCheckpoint reads a checkpoint object and hands each entry to add; the pointer is valid until add returns.
 func ReadCheckpoint(r io.Reader, add func(*Entry)) (*Checkpoint, error) {
+	return ScanCheckpoint(r, func(*Checkpoint) {}, add)
+}
+
+// ScanCheckpoint is ReadCheckpoint for who needs the header first: it hands it to begin before the first entry.
+func ScanCheckpoint(r io.Reader, begin func(*Checkpoint), add func(*Entry)) (*Checkpoint, error) {
 	in := bufio.NewReaderSize(r, 1<<16)
 	part, err := readPart(in, nil)
 	if err != nil {
@@ -99,6 +104,7 @@ func ReadCheckpoint(r io.Reader, add func(*Entry)) (*Checkpoint, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read checkpoint header: %w", err)
 	}
+	begin(cp)
 	dec := entryDecoder{intern: make(interner)}
 	var rows uint64
 	for {

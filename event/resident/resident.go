@@ -255,28 +255,34 @@ func (s *Set) addTier(tier event.Tier) (uint16, bool) {
 	return uint16(len(s.tiers) - 1), true
 }
 
-func (s *Set) noteGroup(ev *event.Event) {
+func (s *Set) noteGroup(ev *event.Event) { NoteGroup(&s.groups, ev) }
+
+// NoteGroup enters what a STORED tells of its cache group, and reports whether that is news.
+func NoteGroup(groups *[]event.GroupInfo, ev *event.Event) (news bool) {
 	if !ev.Locality.Here() {
-		return
+		return false
 	}
 	info := event.GroupInfo{
 		Group: ev.Group, BlockSize: ev.BlockSize, Spec: ev.Spec, Window: ev.Window, Eagle: ev.Eagle,
 	}
 	device := ev.Tier.Warmth() == 0
-	for i := range s.groups {
-		g := &s.groups[i]
+	for i := range *groups {
+		g := &(*groups)[i]
 		if g.Group.Index() != ev.Group.Index() {
 			continue
 		}
 		if info.BlockSize == 0 || g.BlockSize != 0 && (!device || info.BlockSize < g.BlockSize) {
-			return
+			return false
 		}
+		news = *g != info
 		*g = info
-		return
+		return news
 	}
-	if len(s.groups) < maxGroups {
-		s.groups = append(s.groups, info)
+	if len(*groups) == maxGroups {
+		return false
 	}
+	*groups = append(*groups, info)
+	return true
 }
 
 // maxGroups bounds how many cache groups are described; hybrid models have a handful.

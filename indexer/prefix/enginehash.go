@@ -2,6 +2,7 @@ package prefix
 
 import (
 	"iter"
+	"slices"
 	"time"
 
 	"kvstrata/event"
@@ -22,17 +23,15 @@ func recipeOf(st *event.Status) enginehash.Recipe {
 }
 
 // unnamed returns how many blocks in tiers have no name.
-func (s *source) unnamed() uint64 { return s.set.Blocks() - s.named }
-
-// numberTiers gives every tier that holds blocks without a name a number, as change does for the others, so that lookups
-// need not.
-func (x *Index) numberTiers(s *source) {
-	if s.unnamed() == 0 {
-		return
+func (s *source) unnamed() (n uint64) {
+	for _, g := range s.groups {
+		for _, h := range g.shelves {
+			if h.forest == nil {
+				n += uint64(h.len())
+			}
+		}
 	}
-	for _, t := range s.set.Tiers() {
-		x.tier(t.Tier)
-	}
+	return n
 }
 
 // unnamed is a cache group of a source that holds blocks without a name: they are found by their engine hashes.
@@ -42,7 +41,6 @@ type unnamed struct {
 	group  event.Group
 	key    coverKey
 	names  *engineNames
-	room   []event.Tier
 }
 
 // unnamedBlocks are the groups of a model's sources that are to be asked by engine hash.
@@ -101,12 +99,16 @@ func (x *Index) unnamed(m *model, r *Request, now time.Time) unnamedBlocks {
 	}
 	var all unnamedBlocks
 	var names map[cut]*engineNames
-	for _, s := range x.byID {
-		if s.model != m || s.recipe.Scheme == 0 || s.isDead() || s.unnamed() == 0 || r.Cluster != "" && s.name.Cluster != r.Cluster ||
+	for _, s := range m.sources {
+		if s.recipe.Scheme == 0 || s.isDead() || s.unnamed() == 0 || r.Cluster != "" && s.name.Cluster != r.Cluster ||
 			!x.answers(s, now) {
 			continue
 		}
 		for _, g := range s.prefixGroups() {
+			own := s.group(g.Group)
+			if own == nil {
+				continue
+			}
 			if all == nil {
 				all, names = make(unnamedBlocks), make(map[cut]*engineNames)
 			}
@@ -116,23 +118,24 @@ func (x *Index) unnamed(m *model, r *Request, now time.Time) unnamedBlocks {
 				names[k] = newEngineNames(s.recipe, r, v)
 			}
 			all[v] = append(all[v], &unnamed{
-				index: x, source: s, group: g.Group, key: coverKey{s.id, g.Group.Index(), v}, names: names[k],
+				index: x, source: s, group: g.Group, key: coverKey{own.lane, v}, names: names[k],
 			})
 		}
 	}
 	return all
 }
 
-// variants yields every way in which a model's prompts are cut, by blocks with names and by others.
-func (all unnamedBlocks) variants(m *model) iter.Seq[variant] {
-	return func(yield func(variant) bool) {
-		for v := range m.tables {
-			if !yield(v) {
+// variants yields every way in which a model's prompts are cut, by blocks with names and by others, and the blocks with names.
+func (all unnamedBlocks) variants(m *model) iter.Seq2[variant, *forest] {
+	return func(yield func(variant, *forest) bool) {
+		forests := *m.forests.Load()
+		for _, f := range forests {
+			if (f.len() > 0 || all[f.cut] != nil) && !yield(f.cut, f) {
 				return
 			}
 		}
 		for v := range all {
-			if m.tables[v] == nil && !yield(v) {
+			if !slices.ContainsFunc(forests, func(f *forest) bool { return f.cut == v }) && !yield(v, nil) {
 				return
 			}
 		}
@@ -141,38 +144,43 @@ func (all unnamedBlocks) variants(m *model) iter.Seq[variant] {
 
 // at returns the warmest tier that block i of the prompt lies in under its engine hash, an integer or a whole digest.
 func (u *unnamed) at(i int) (tier uint16, held bool) {
+	g := u.source.group(u.group)
 	for d := range u.names.at(i) {
-		u.room = u.source.set.AppendTiers(u.room[:0], u.names.scheme.Name(d), u.group)
-		if len(u.room) == 0 {
-			u.room = u.source.set.AppendTiers(u.room, d.FullName(), u.group)
-		}
-		for _, name := range u.room {
-			t := u.index.numberOf(name)
-			if !held || compareTiers(name, u.index.tiers[tier]) < 0 {
-				tier, held = t, true
+		for _, hash := range []event.BlockHash{u.names.scheme.Name(d), d.FullName()} {
+			found := false
+			for _, h := range g.shelves {
+				if h.get(hash) == 0 {
+					continue
+				}
+				found = true
+				if !held || compareTiers(u.index.tiers[h.tier], u.index.tiers[tier]) < 0 {
+					tier, held = h.tier, true
+				}
+			}
+			if found {
+				break
 			}
 		}
 	}
 	return tier, held
 }
 
-// cover goes on behind c, what the group holds by name from the first block on (nil for nothing), as long as it holds the
+// coverUnnamed goes on behind c, what the group holds by name from the first block on (nil for nothing), as long as it holds the
 // next block by engine hash or by name. A block with a name needs no more: its engine hash leads to the same record.
-func (x *Index) cover(u *unnamed, c *cover, t table, prefixes []event.PrefixHash) *cover {
+func (x *Index) coverUnnamed(u *unnamed, c *cover, f *forest, prefixes []event.PrefixHash) *cover {
 	if c == nil {
 		c = &cover{key: u.key}
 	}
 	for i := len(c.tiers); i < len(prefixes); i++ {
 		tier, held := u.at(i)
 		isNamed := false
-		h := t[prefixes[i]]
-		for o := range h.all {
-			if o.source != u.key.source || o.group != u.key.group {
+		for _, h := range x.holders(f, prefixes[i]) {
+			if h.lane != u.key.lane {
 				continue
 			}
 			isNamed = true
-			if !held || compareTiers(x.tiers[o.tier], x.tiers[tier]) < 0 {
-				tier, held = o.tier, true
+			if !held || compareTiers(x.tiers[h.tier], x.tiers[tier]) < 0 {
+				tier, held = h.tier, true
 			}
 		}
 		if !held {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"math"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"kvstrata/event"
@@ -27,12 +26,10 @@ type hotKey struct {
 // partly cached request leaves behind, and one that was cached whole leaves nothing.
 type heat struct {
 	score float64 // at the time of last
+	first time.Time
 	last  time.Time
-	// The block that was continued last.
-	source *source
-	hash   event.BlockHash
-	group  event.Group
-	blocks atomic.Uint32 // length of the prefix, worked out once; 0 = not known yet
+
+	blocks uint32 // length of the prefix; 0 = unknown
 }
 
 func (h *heat) at(now time.Time) float64 {
@@ -46,21 +43,23 @@ func (x *Index) heatUp(s *source, b *event.Batch, now time.Time) {
 		if ev.Kind != event.Stored || !ev.HasParent || len(ev.Blocks) == 0 || ev.Blocks[0].Effect == 0 {
 			continue
 		}
-		parent, ok := s.set.Find(ev.Parent, ev.Group)
-		if !ok || parent.Prefix == 0 {
+		parent, id := s.group(ev.Group).named(ev.Parent)
+		if parent == nil {
 			continue
 		}
-		k := hotKey{s.model, parent.Prefix, variant{parent.BlockSize, parent.Eagle}}
+		k := hotKey{s.model, parent.forest.prefix(id), parent.forest.cut}
 		h := x.hot[k]
 		if h == nil {
 			if len(x.hot) >= maxHot {
 				x.coolDown(now)
 			}
-			h = &heat{last: now}
+			h = &heat{first: now, last: now}
 			x.hot[k] = h
 		}
 		h.score, h.last = h.at(now)+1, now
-		h.source, h.hash, h.group = s, ev.Parent.Clone(), ev.Group
+		if depth := parent.forest.depth(id); depth != 0 {
+			h.blocks = uint32(depth)
+		}
 	}
 }
 
@@ -90,7 +89,7 @@ type HotPrefix struct {
 	Copies         uint32           `json:"copies"`
 	Owners         []HotOwner       `json:"owners"`
 	ResidentTokens uint64           `json:"resident_tokens"`
-	Stored         int64            `json:"stored,omitempty"` // since when it is resident where it was continued last, by the engine's clock
+	First          int64            `json:"first"` // since when it is watched: from the first run that continued it
 	Last           int64            `json:"last"`
 }
 
@@ -131,45 +130,23 @@ func (x *Index) Hot(n int) []HotPrefix {
 
 func (x *Index) hotPrefix(k hotKey, h *heat, score float64) HotPrefix {
 	row := HotPrefix{
-		Prefix: k.prefix, Model: h.source.name.Model, BlockSize: k.cut.blockSize, Continued: math.Round(score*100) / 100,
-		Owners: []HotOwner{}, Last: h.last.UnixMilli(),
+		Prefix: k.prefix, Model: k.model.name, BlockSize: k.cut.blockSize, Continued: math.Round(score*100) / 100,
+		Owners: []HotOwner{}, First: h.first.UnixMilli(), Last: h.last.UnixMilli(),
 	}
-	row.Blocks = h.blocks.Load()
-	if row.Blocks == 0 {
-		row.Blocks = h.source.length(h.hash, h.group)
-		h.blocks.Store(row.Blocks)
-	}
+	row.Blocks = h.blocks
 	row.Tokens = row.Blocks * k.cut.blockSize
-	if e, ok := h.source.set.Find(h.hash, h.group); ok && e.Stored != 0 {
-		row.Stored = e.Stored.Std().UnixMilli()
-	}
-	held := k.model.tables[k.cut][k.prefix]
-	for o := range held.all {
-		s := x.byID[o.source]
-		row.Owners = append(row.Owners, HotOwner{ID: s.name.Tokens(), Instance: s.name.Instance, Tier: x.tiers[o.tier], Copies: o.count})
-		row.Copies += o.count
+	f := k.model.forest(k.cut)
+	id := f.table.find(k.prefix, f)
+	for _, o := range x.holders(f, k.prefix) {
+		copies := 1 + o.twins[id]
+		row.Owners = append(row.Owners, HotOwner{
+			ID: o.source.name.Tokens(), Instance: o.source.name.Instance, Tier: x.tiers[o.tier], Copies: copies,
+		})
+		row.Copies += copies
 	}
 	slices.SortFunc(row.Owners, func(a, b HotOwner) int {
 		return cmp.Or(cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.ID, b.ID), cmp.Compare(a.Tier, b.Tier))
 	})
 	row.ResidentTokens = uint64(row.Tokens) * uint64(len(row.Owners))
 	return row
-}
-
-// maxLength bounds a walk to the root.
-const maxLength = 1 << 20
-
-// length returns how many blocks a chain has up to a block; 0 when one of them is gone.
-func (s *source) length(h event.BlockHash, g event.Group) uint32 {
-	for n := uint32(1); n < maxLength; n++ {
-		e, ok := s.set.Find(h, g)
-		if !ok {
-			return 0
-		}
-		if !e.HasParent {
-			return n
-		}
-		h = e.Parent
-	}
-	return 0
 }

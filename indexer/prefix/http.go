@@ -119,22 +119,19 @@ func (x *Index) serveResident(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, fmt.Errorf("source: %w", err))
 		return
 	}
-	x.mu.Lock() // a snapshot marks the set
+	x.mu.RLock()
 	s := x.sources[name]
 	if s == nil {
-		x.mu.Unlock()
+		x.mu.RUnlock()
 		writeError(w, http.StatusNotFound, fmt.Errorf("source %q: not known; GET /v1/sources lists them", id))
 		return
 	}
-	snap := s.set.Snapshot()
-	x.mu.Unlock()
-	defer snap.Release()
+	entries := slices.Collect(s.entries(x))
+	x.mu.RUnlock()
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	enc := json.NewEncoder(w)
-	for e := range snap.Entries() {
-		if e.Copies == 0 {
-			continue
-		}
+	for i := range entries {
+		e := &entries[i]
 		line := residentLine{Hash: e.Hash, Tier: e.Tier, Group: e.Group, Copies: e.Copies}
 		if e.Prefix != 0 {
 			line.Prefix = &e.Prefix

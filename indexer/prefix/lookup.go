@@ -108,10 +108,9 @@ func (x *Index) Lookup(r *Request) (*Answer, error) {
 	start := time.Now()
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	m := x.models[r.Model]
-	if m == nil {
-		known := cmp.Or(strings.Join(slices.Sorted(maps.Keys(x.models)), ", "), "none yet")
-		return nil, fmt.Errorf("model %q: %w; known: %s", r.Model, ErrUnknownModel, known)
+	m, err := x.serving(r.Model)
+	if err != nil {
+		return nil, err
 	}
 	covers := make(map[coverKey]*cover)
 	now := x.cfg.Clock()
@@ -121,22 +120,22 @@ func (x *Index) Lookup(r *Request) (*Answer, error) {
 		beyond.ask(unnamed)
 	}
 	smallest := uint32(0)
-	for v := range unnamed.variants(m) {
+	for v, f := range unnamed.variants(m) {
 		if smallest == 0 || v.blockSize < smallest {
 			smallest = v.blockSize
 		}
-		t, prefixes := m.tables[v], x.prefixes(r, v)
-		x.walk(t, v, prefixes, covers)
+		prefixes := x.prefixes(r, v)
+		x.cover(f, v, prefixes, covers)
 		for _, u := range unnamed[v] {
-			covers[u.key] = x.cover(u, covers[u.key], t, prefixes)
+			covers[u.key] = x.coverUnnamed(u, covers[u.key], f, prefixes)
 		}
 		if beyond != nil {
-			beyond.walk(t, v, prefixes)
+			beyond.walk(x, f, v, prefixes)
 		}
 	}
 	a := &Answer{Model: r.Model, Blocks: len(r.Hashes), Tokens: len(r.Tokens), Matches: []Match{}}
-	for _, s := range x.byID {
-		if s.model != m || r.Cluster != "" && s.name.Cluster != r.Cluster {
+	for _, s := range m.sources {
+		if r.Cluster != "" && s.name.Cluster != r.Cluster {
 			continue
 		}
 		state, reason := x.state(s, now)
@@ -164,6 +163,16 @@ func (x *Index) Lookup(r *Request) (*Answer, error) {
 	return a, nil
 }
 
+// serving returns a model that some source serves.
+func (x *Index) serving(name string) (*model, error) {
+	all := *x.models.Load()
+	if m := all[name]; m != nil {
+		return m, nil
+	}
+	known := cmp.Or(strings.Join(slices.Sorted(maps.Keys(all)), ", "), "none yet")
+	return nil, fmt.Errorf("model %q: %w; known: %s", name, ErrUnknownModel, known)
+}
+
 // prefixes returns the hashes of a request's blocks under one way of cutting.
 func (x *Index) prefixes(r *Request, v variant) []event.PrefixHash {
 	if len(r.Hashes) > 0 {
@@ -177,47 +186,56 @@ func (x *Index) prefixes(r *Request, v variant) []event.PrefixHash {
 
 // coverKey is one cache group of one source, under one way of cutting.
 type coverKey struct {
-	source  uint32
-	group   uint32
+	lane    uint32
 	variant variant
 }
 
 // cover is the warmest tier of each block, from the first on, as far as the group holds them without a break.
 type cover struct {
 	key   coverKey
-	place int // among the owners of the first block
 	tiers []uint16
 
 	byHash bool // some blocks have no name and were found by engine hash
 	named  int  // blocks before the first of those
 }
 
-// walk goes block by block, and stops at the first block that nobody holds together with all before it.
-func (x *Index) walk(t table, v variant, prefixes []event.PrefixHash, covers map[coverKey]*cover) {
-	var order []*cover // as the owners of the first block stand: mostly those of the others stand likewise
-	for i, p := range prefixes {
-		reached, next := false, 0
-		h := t[p]
-		for o := range h.all {
-			var c *cover
-			k := coverKey{o.source, o.group, v}
-			if next < len(order) && order[next].key == k {
-				c = order[next]
-			} else if c = covers[k]; c == nil {
+// cover goes along a prompt, and stops at the first block that nobody holds together with all before it.
+func (x *Index) cover(f *forest, v variant, prefixes []event.PrefixHash, covers map[coverKey]*cover) {
+	if f == nil {
+		return
+	}
+	shelves := *x.shelves.Load()
+	w := walker{forest: f, owners: x.owners}
+	for i := 0; i < len(prefixes); {
+		to, set := w.next(prefixes, i)
+		if set == nil {
+			return
+		}
+		reached := false
+		for _, id := range set.shelves {
+			h := shelves[id]
+			if !h.shown.Load() {
+				continue
+			}
+			k := coverKey{h.lane, v}
+			c := covers[k]
+			if c == nil {
 				if i > 0 {
 					continue
 				}
-				c = &cover{key: k, place: len(order), tiers: make([]uint16, 0, min(len(prefixes), 64))}
+				c = &cover{key: k, tiers: make([]uint16, 0, to)}
 				covers[k] = c
-				order = append(order, c)
 			}
-			next = c.place + 1
 			switch len(c.tiers) {
 			case i:
-				c.tiers = append(c.tiers, o.tier)
-			case i + 1:
-				if compareTiers(x.tiers[o.tier], x.tiers[c.tiers[i]]) < 0 {
-					c.tiers[i] = o.tier
+				for range to - i {
+					c.tiers = append(c.tiers, h.tier)
+				}
+			case to: // in another tier, too
+				if compareTiers(x.tiers[h.tier], x.tiers[c.tiers[i]]) < 0 {
+					for j := i; j < to; j++ {
+						c.tiers[j] = h.tier
+					}
 				}
 			default:
 				continue
@@ -227,6 +245,7 @@ func (x *Index) walk(t table, v variant, prefixes []event.PrefixHash, covers map
 		if !reached {
 			return
 		}
+		i = to
 	}
 }
 
@@ -242,13 +261,10 @@ func (x *Index) match(s *source, covers map[coverKey]*cover) Match {
 	var groups []*cover
 	var sizes []int
 	step := 1
-	for _, g := range s.set.Groups() {
-		if !g.Spec.HoldsPrefix() || g.BlockSize == 0 {
-			continue
-		}
-		c := covers[coverKey{s.id, g.Group.Index(), variant{g.BlockSize, g.Eagle}}]
-		if c == nil {
-			c = new(cover)
+	for _, g := range s.prefixGroups() {
+		c := new(cover)
+		if own := s.group(g.Group); own != nil && covers[coverKey{own.lane, variant{g.BlockSize, g.Eagle}}] != nil {
+			c = covers[coverKey{own.lane, variant{g.BlockSize, g.Eagle}}]
 		}
 		groups, sizes = append(groups, c), append(sizes, int(g.BlockSize))
 		step = lcm(step, int(g.BlockSize))

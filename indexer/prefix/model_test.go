@@ -170,6 +170,7 @@ type world struct {
 	authors []*author
 	clock   *clock
 	index   *prefix.Index
+	reader  *prefix.Reader
 	oracle  *oracle
 }
 
@@ -178,6 +179,7 @@ func (w *world) boot() {
 	cfg := prefix.DefaultConfig()
 	cfg.Clock = w.clock.Now
 	w.index = prefix.New(cfg)
+	w.reader = w.index.NewReader()
 }
 
 // apply gives the index the next message; one behind a gap must be refused.
@@ -291,6 +293,7 @@ func (w *world) check(t *rapid.T) {
 		if want := w.oracle.answer(r); !reflect.DeepEqual(want, got) {
 			t.Fatalf("answer to %+v:\n%s", r, cmp.Diff(want, got))
 		}
+		w.checkScores(t, r, got)
 	}
 	infos := w.index.Sources()
 	if !slices.IsSortedFunc(infos, func(a, b prefix.SourceInfo) int { return strings.Compare(a.Source.Tokens(), b.Source.Tokens()) }) ||
@@ -299,6 +302,27 @@ func (w *world) check(t *rapid.T) {
 	}
 	for i := range infos {
 		w.checkSource(t, &infos[i])
+	}
+}
+
+// checkScores compares a Reader's answer with Lookup's.
+func (w *world) checkScores(t *rapid.T, r *prefix.Request, a *prefix.Answer) {
+	t.Helper()
+	scores, err := w.reader.Scores(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, want := make(map[event.Source][3]int), make(map[event.Source][3]int)
+	for _, s := range scores {
+		got[*s.Source] = [3]int{int(s.BlockSize), int(s.Blocks), int(s.DeviceBlocks)}
+	}
+	for _, m := range a.Matches {
+		if m.Blocks > 0 {
+			want[m.Source] = [3]int{int(m.BlockSize), m.Blocks, m.DeviceBlocks}
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Fatalf("scores of %+v:\n%s", r, diff)
 	}
 }
 

@@ -1,24 +1,24 @@
 // Package prefix answers which source holds the longest prefix of a prompt, exactly: every block of the answer is
 // resident where it says, and no longer prefix is.
 //
-// Each source is a resident set that follows its judged stream; beside the sets, one table a block size maps a prefix
-// hash to its owners. The index is fed by one goroutine and read by any number; a reader sees the state after some
-// message of each source, never a part of one.
+// A forest is all prefixes of a model under one block size, each with the set of its owners. An owner is a shelf: the blocks of one
+// source in one tier of one cache group, by what the engine calls them; it follows its publisher's judged stream. The
+// index is fed by one goroutine and read by any number; a reader sees the state after some batch of each source, never a part of one.
 package prefix
 
 import (
-	"bytes"
-	"context"
 	"fmt"
-	"io"
 	"iter"
+	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"kvstrata/event"
 	"kvstrata/event/enginehash"
-	"kvstrata/event/resident"
+	"kvstrata/event/flat"
 )
 
 // Config says how the index hashes prompts and when it stops trusting a silent source.
@@ -34,34 +34,48 @@ type Config struct {
 // DefaultConfig returns the configuration of an index of public hashes.
 func DefaultConfig() Config { return Config{StaleAfter: time.Minute, Clock: time.Now} }
 
-// Index is the prefix index. Safe for concurrent use, but for its feeding methods (Restore, Apply, Tell, Compared),
-// which are one goroutine's.
+// Index is the prefix index. Safe for concurrent use, but for its feeding methods: Apply, Tell and Compared are one goroutine's;
+// Restore may run beside them, and beside itself, for another source.
 type Index struct {
 	cfg     Config
 	hasher  event.Hasher
 	metrics metrics
 
+	// mu is held while something changes. version is odd meanwhile: a Reader does not wait for mu, and reads again if version moved.
 	mu      sync.RWMutex
-	sources map[event.Source]*source
-	byID    []*source
-	models  map[string]*model
-	tiers   []event.Tier
-	hot     map[hotKey]*heat
-	asked   asked
+	version atomic.Uint64
+
+	memory  *memory
+	pool    *flat.Pool
+	owners  *ownerSets
+	shelves atomic.Pointer[[]*shelf] // by id; number 0 is none
+	models  atomic.Pointer[map[string]*model]
+
+	sources     map[event.Source]*source
+	byID        []*source
+	lanes       uint32
+	freeShelves []uint32
+	seed        uint64
+	swept       []*shelf // no longer shown: their blocks are taken out piece by piece
+	tiers       []event.Tier
+	hot         map[hotKey]*heat
+	asked       asked
 }
 
 // source is what is known of one source.
 type source struct {
 	id      uint32
 	name    event.Source
-	set     *resident.Set
 	model   *model
+	groups  []*group
+	told    []event.GroupInfo // what each cache group was last seen to be
+	tiers   []uint16          // that it named, in order of appearance
+	digest  event.Digest
 	epoch   event.Epoch
 	fence   event.Fence
 	started bool
 	seq     event.Seq
-	doubt   string // why the set may not be its publisher's; empty = it is
-	named   uint64 // blocks in tiers that have a name; the set has those without one, too
+	doubt   string // why the blocks may not be its publisher's; empty = they are
 	recipe  enginehash.Recipe
 
 	status    event.Status
@@ -75,12 +89,32 @@ type source struct {
 	agreed    uint64 // digests
 	differed  uint64
 	lastAgree bool
+	reshaped  bool   // groups or shelves came or changed since crooked was found out
+	crooked   bool   // left to Lookup by Readers
+	misses    uint32 // what touching added up to, so that it is not left out
+
+	// What Readers look at.
+	answers atomic.Bool  // but for silence
+	heard   atomic.Int64 // Unix ns of the last word of its publisher
+}
+
+// group is a cache group of a source: its blocks, by tier and by how they are cut.
+type group struct {
+	group   event.Group
+	index   uint32
+	lane    uint32 // its number among all groups of all sources
+	shelves []*shelf
+
+	incoming bool // a checkpoint's that is being read: its shelves are not shown yet
 }
 
 // model is every block of one model, by how its prompts are cut.
 type model struct {
-	tables     map[variant]table
-	connectors []*source // in order of appearance: their statuses name stores
+	name       string
+	forests    atomic.Pointer[[]*forest]
+	sources    []*source
+	connectors []*source    // in order of appearance: their statuses name stores
+	crooked    atomic.Int32 // sources that a Reader leaves to Lookup
 }
 
 // variant is one way of cutting a prompt into blocks.
@@ -89,29 +123,28 @@ type variant struct {
 	eagle     bool
 }
 
-// table maps a prefix to who holds it.
-type table map[event.PrefixHash]holders
-
-// holders are the owners of one prefix. Most prefixes have one, which needs no memory of its own.
-type holders struct {
-	first owner
-	more  []owner
-}
-
-// owner is a source that holds a prefix in a tier of a group, under count engine hashes.
-type owner struct {
-	source uint32
-	group  uint32
-	count  uint32
-	tier   uint16
-}
-
 // New returns an empty index.
 func New(cfg Config) *Index {
-	return &Index{
-		cfg: cfg, hasher: event.NewHasher(cfg.HashKey), metrics: newMetrics(),
-		sources: make(map[event.Source]*source), models: make(map[string]*model), hot: make(map[hotKey]*heat),
+	x := &Index{
+		cfg: cfg, hasher: event.NewHasher(cfg.HashKey), metrics: newMetrics(), owners: newOwnerSets(), seed: rand.Uint64(),
+		sources: make(map[event.Source]*source), hot: make(map[hotKey]*heat),
 	}
+	x.memory = newMemory(x)
+	x.pool = flat.NewPool(x.memory.take)
+	x.shelves.Store(&[]*shelf{nil})
+	x.models.Store(&map[string]*model{})
+	return x
+}
+
+// begin begins a change, and end ends it. Readers see all of it or nothing.
+func (x *Index) begin() {
+	x.mu.Lock()
+	x.version.Add(1)
+}
+
+func (x *Index) end() {
+	x.version.Add(1)
+	x.mu.Unlock()
 }
 
 // source returns a source's entry, made at its first appearance. The caller holds the write lock.
@@ -119,90 +152,111 @@ func (x *Index) source(name event.Source) *source {
 	if s := x.sources[name]; s != nil {
 		return s
 	}
-	m := x.models[name.Model]
-	if m == nil {
-		m = &model{tables: make(map[variant]table)}
-		x.models[name.Model] = m
-	}
+	m := x.model(name.Model)
 	s := &source{
 		id: uint32(len(x.byID)), name: name, model: m, toldAt: x.cfg.Clock(),
 		status: event.Status{Source: name, State: event.StateRecovering, Reason: "nothing told yet"},
 	}
-	s.set = resident.New(resident.Config{}, func(c resident.Change) { x.change(s, c) })
 	x.sources[name] = s
 	x.byID = append(x.byID, s)
+	m.sources = append(m.sources, s)
 	if name.Origin == event.Connector {
 		m.connectors = append(m.connectors, s)
 	}
+	s.refresh()
 	return s
 }
 
-// change enters one step of what is visible.
-func (x *Index) change(s *source, c resident.Change) {
-	s.named += uint64(c.Delta) // −1 wraps
-	v := variant{c.BlockSize, c.Eagle}
-	t := s.model.tables[v]
-	if t == nil {
-		t = make(table)
-		s.model.tables[v] = t
+// model returns a model's entry, made at its first appearance.
+func (x *Index) model(name string) *model {
+	all := *x.models.Load()
+	if m := all[name]; m != nil {
+		return m
 	}
-	tier := x.tier(c.Tier)
-	h, held := t[c.Prefix]
-	o := h.find(owner{source: s.id, group: c.Group.Index(), tier: tier})
-	switch {
-	case c.Delta > 0 && o != nil:
-		o.count++
-	case c.Delta > 0:
-		own := owner{source: s.id, group: c.Group.Index(), count: 1, tier: tier}
-		if held {
-			h.more = append(h.more, own)
-		} else {
-			h.first = own
-		}
-	case o == nil:
-		panic(fmt.Sprintf("prefix: %v falls in %v, where it is not", c.Prefix, s.name))
-	case o.count > 1:
-		o.count--
-	case len(h.more) > 0:
-		*o = h.more[len(h.more)-1]
-		h.more = h.more[:len(h.more)-1]
-	default:
-		delete(t, c.Prefix)
-		if len(t) == 0 {
-			delete(s.model.tables, v)
-		}
-		return
-	}
-	t[c.Prefix] = h
+	m := &model{name: name}
+	m.forests.Store(new([]*forest))
+	more := maps.Clone(all)
+	more[name] = m
+	x.models.Store(&more)
+	return m
 }
 
-// find returns the entry of an owner, whatever its count; nil when it has none.
-func (h *holders) find(want owner) *owner {
-	want.count = h.first.count
-	if h.first == want && want.count > 0 {
-		return &h.first
-	}
-	for i := range h.more {
-		if want.count = h.more[i].count; h.more[i] == want {
-			return &h.more[i]
+// forest returns the blocks that are cut in one way, nil when there are none.
+func (m *model) forest(cut variant) *forest {
+	for _, f := range *m.forests.Load() {
+		if f.cut == cut {
+			return f
 		}
 	}
 	return nil
 }
 
-// all yields the owners of a prefix.
-func (h *holders) all(yield func(owner) bool) {
-	if h.first.count == 0 || !yield(h.first) {
-		return
+// forest returns the blocks of a model that are cut in one way.
+func (x *Index) forest(m *model, cut variant) *forest {
+	if f := m.forest(cut); f != nil {
+		return f
 	}
-	for _, o := range h.more {
-		if !yield(o) {
-			return
-		}
-	}
+	f := newForest(cut, x.memory, x.seed)
+	more := append(slices.Clone(*m.forests.Load()), f)
+	m.forests.Store(&more)
+	return f
 }
 
-// tier numbers a tier's name. A set names few, and so does an index of many sets.
+// group returns a source's entry of a cache group, made at its first appearance.
+func (x *Index) group(s *source, told event.Group) *group {
+	if g := s.group(told); g != nil {
+		return g
+	}
+	g := &group{group: told, index: told.Index(), lane: x.lanes}
+	x.lanes++
+	s.groups = append(s.groups, g)
+	return g
+}
+
+// group returns a cache group that some block was told of, nil when there was none.
+func (s *source) group(told event.Group) *group {
+	for _, g := range s.groups {
+		if g.index == told.Index() {
+			return g
+		}
+	}
+	return nil
+}
+
+// holders returns the shelves that have a block.
+func (x *Index) holders(f *forest, p event.PrefixHash) []*shelf {
+	if f == nil {
+		return nil
+	}
+	id := f.table.find(p, f)
+	if id == 0 {
+		return nil
+	}
+	shelves := *x.shelves.Load()
+	var holders []*shelf
+	for _, n := range x.owners.at(f.owners(id)).shelves {
+		if h := shelves[n]; h.shown.Load() {
+			holders = append(holders, h)
+		}
+	}
+	return holders
+}
+
+// shelf returns the shelf of a group's blocks in a tier, made at its first block.
+func (x *Index) shelf(s *source, g *group, tier uint16, f *forest) *shelf {
+	for _, h := range g.shelves {
+		if h.tier == tier && h.forest == f {
+			return h
+		}
+	}
+	h := x.newShelf(s, g, tier, f)
+	h.shown.Store(!g.incoming)
+	g.shelves = append(g.shelves, h)
+	s.reshaped = true
+	return h
+}
+
+// tier numbers a tier's name. A source names few, and so does an index of many sources.
 func (x *Index) tier(name event.Tier) uint16 {
 	if i := slices.Index(x.tiers, name); i >= 0 {
 		return uint16(i)
@@ -211,117 +265,25 @@ func (x *Index) tier(name event.Tier) uint16 {
 	return uint16(len(x.tiers) - 1)
 }
 
-// numberOf returns a tier's number, which it has.
-func (x *Index) numberOf(name event.Tier) uint16 {
-	i := slices.Index(x.tiers, name)
-	if i < 0 {
-		panic(fmt.Sprintf("prefix: tier %q has no number", name))
-	}
-	return uint16(i)
-}
-
-// Restore replaces all that is known of a source by a checkpoint object.
-func (x *Index) Restore(_ context.Context, object io.Reader) (*event.Checkpoint, error) {
-	data, err := io.ReadAll(object)
-	if err != nil {
-		return nil, fmt.Errorf("read checkpoint: %w", err)
-	}
-	// The header names the source; the set reads it again.
-	head, err := event.ReadCheckpoint(bytes.NewReader(data), func(*event.Entry) {})
-	if err != nil {
-		return nil, err
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	s := x.source(head.Source)
-	defer x.numberTiers(s)
-	cp, err := s.set.Load(bytes.NewReader(data))
-	if err != nil {
-		s.set.Reset()
-		s.doubt = err.Error()
-		return nil, err
-	}
-	s.epoch, s.fence, s.started, s.seq, s.doubt = cp.Epoch, cp.Fence, cp.Ledger.Started, cp.Seq, ""
-	s.assume(cp)
-	return cp, nil
-}
-
-// assume takes a checkpoint for its publisher's word, unless that spoke of this life, or of a later one, itself. What
-// the checkpoint counts is in doubt until then.
-func (s *source) assume(cp *event.Checkpoint) {
-	told := &s.status
-	if told.Fence > cp.Fence || told.Epoch > cp.Epoch || s.spoken && told.Fence == cp.Fence && told.Epoch == cp.Epoch {
-		return
-	}
-	state, reason := event.StateRecovering, "read from a checkpoint; its subscriber has not spoken yet"
-	if cp.State == event.StateStale || cp.State == event.StateGone {
-		state, reason = cp.State, cp.Reason
-	}
-	s.spoken = false
-	s.status = event.Status{
-		Source: cp.Source, Epoch: cp.Epoch, Fence: cp.Fence, Seq: cp.Seq, State: state, Reason: reason,
-		Ledger: cp.Ledger, Digest: cp.Digest, PastLives: cp.PastLives,
-	}
-}
-
-// Apply adds consecutive batches of one life of a source, and returns the resident set's digest afterwards. After a
-// batch that does not fit the source is left out of lookups, until Restore or a new life.
-func (x *Index) Apply(_ context.Context, m *event.Message) (event.Digest, error) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	s := x.source(m.Source)
-	if m.Epoch != s.epoch {
-		s.set.Reset()
-		s.epoch, s.started, s.seq, s.doubt = m.Epoch, false, 0, ""
-	}
-	s.fence = m.Fence
-	defer x.numberTiers(s)
-	for i := range m.Batches {
-		if err := s.apply(&m.Batches[i]); err != nil {
-			s.doubt = err.Error()
-			return 0, err
-		}
-	}
-	s.appliedAt = x.cfg.Clock()
-	for i := range m.Batches {
-		x.heatUp(s, &m.Batches[i], s.appliedAt)
-		s.totals.add(&m.Batches[i])
-	}
-	if last := m.Batches[len(m.Batches)-1]; last.Received != 0 {
-		s.lag, s.hasLag = s.appliedAt.Sub(last.Received.Std()), true
-		x.metrics.lag.Observe(s.lag.Seconds())
-	}
-	return s.set.Digest(), nil
-}
-
-func (s *source) apply(b *event.Batch) error {
-	if s.started && b.First != s.seq+1 {
-		return fmt.Errorf("apply batch %d: it does not follow %d", b.First, s.seq)
-	}
-	if err := s.set.Apply(b); err != nil {
-		return err
-	}
-	s.started, s.seq = true, b.Last
-	s.blocks += uint64(b.Blocks())
-	return nil
-}
-
 // Tell takes what a source's publisher says of it.
 func (x *Index) Tell(st *event.Status) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.begin()
 	s := x.source(st.Source)
 	if st.HashScheme != s.status.HashScheme || st.HashSeed != s.status.HashSeed || s.recipe.Scheme == 0 {
 		s.recipe = recipeOf(st)
+		s.reshaped = true
 	}
 	s.status, s.spoken, s.toldAt = *st, true, x.cfg.Clock()
+	s.refresh()
+	x.end()
+	x.sweep(sweepPiece)
 }
 
 // Compared notes whether a digest sent with the stream was this index's own. Where it was not, the source is left out
 // of lookups, until Restore or a new life.
 func (x *Index) Compared(name event.Source, agreed bool) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.begin()
+	defer x.end()
 	s := x.source(name)
 	s.lastAgree = agreed
 	if agreed {
@@ -331,6 +293,52 @@ func (x *Index) Compared(name event.Source, agreed bool) {
 		s.differed++
 		s.doubt = "the digest differs from its publisher's"
 	}
+	s.refresh()
+}
+
+// refresh brings what Readers look at up to date. The caller holds the write lock.
+func (s *source) refresh() {
+	s.answers.Store(s.status.State.Answers() && s.doubt == "" && !s.isDead())
+	s.heard.Store(max(s.toldAt.UnixNano(), s.appliedAt.UnixNano()))
+	if !s.reshaped {
+		return
+	}
+	s.reshaped = false
+	if crooked := s.isCrooked(); crooked != s.crooked {
+		s.crooked = crooked
+		if crooked {
+			s.model.crooked.Add(1)
+		} else {
+			s.model.crooked.Add(-1)
+		}
+	}
+}
+
+// isCrooked reports whether more decides how much of a prompt a source holds than one cache group's blocks with names.
+func (s *source) isCrooked() bool {
+	holding := 0
+	for _, g := range s.told {
+		if g.Spec.HoldsPrefix() && g.BlockSize > 0 {
+			holding++
+		}
+	}
+	if holding > 1 || len(s.told) > 1 {
+		return true
+	}
+	for _, g := range s.groups {
+		for _, h := range g.shelves {
+			if h.forest == nil {
+				if s.recipe.Scheme != 0 {
+					return true
+				}
+				continue
+			}
+			if holding == 0 || s.told[0].Group.Index() != g.index || h.forest.cut != (variant{s.told[0].BlockSize, s.told[0].Eagle}) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // state returns a source's state as it is now, and why it is not live.
@@ -380,10 +388,47 @@ func (x *Index) Resident(name event.Source) iter.Seq[*event.Entry] {
 		if s == nil {
 			return
 		}
-		for e := range s.set.Resident() {
-			if !yield(e) {
+		for e := range s.entries(x) {
+			if !yield(&e) {
 				return
 			}
 		}
 	}
+}
+
+// entries yields a source's blocks.
+func (s *source) entries(x *Index) iter.Seq[event.Entry] {
+	return func(yield func(event.Entry) bool) {
+		for _, g := range s.groups {
+			for _, h := range g.shelves {
+				for hash, id := range h.each {
+					if !yield(x.entry(h, hash, id)) {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// entry returns what is known of a block on a shelf.
+func (x *Index) entry(h *shelf, hash event.BlockHash, id uint32) event.Entry {
+	e := event.Entry{Hash: hash, Group: h.group, Tier: x.tiers[h.tier], Copies: 1 + h.extra[hash]}
+	if h.forest != nil {
+		e.Prefix, e.BlockSize, e.Eagle = h.forest.prefix(id), h.forest.cut.blockSize, h.forest.cut.eagle
+	}
+	return e
+}
+
+// named returns where a group has a block under a name.
+func (g *group) named(hash event.BlockHash) (h *shelf, id uint32) {
+	for _, h := range g.shelves {
+		if h.forest == nil {
+			continue
+		}
+		if id := h.get(hash); id != 0 {
+			return h, id
+		}
+	}
+	return nil, 0
 }

@@ -70,7 +70,7 @@ type laneKey struct {
 // reaches are the engines of a model whose connectors read from stores that can be counted on.
 type reaches struct {
 	byEngine map[uint32]*reach
-	lanes    map[variant][][]*lane // by source
+	lanes    map[variant]map[uint32][]*lane // by source
 	stores   map[laneKey]*lane
 	asked    map[variant][]*lane // engines' own that are asked by engine hash, too
 	order    []uint16            // tiers from warm to cold; ranks are places in it
@@ -105,11 +105,11 @@ func (x *Index) reaches(m *model, r *Request, now time.Time) *reaches {
 			continue
 		}
 		if all == nil {
-			all = &reaches{byEngine: make(map[uint32]*reach), lanes: make(map[variant][][]*lane), stores: make(map[laneKey]*lane)}
+			all = &reaches{byEngine: make(map[uint32]*reach), lanes: make(map[variant]map[uint32][]*lane), stores: make(map[laneKey]*lane)}
 			all.rank(x.tiers)
 		}
 		all.byEngine[e.id] = one
-		all.add(one, len(x.byID))
+		all.add(one)
 	}
 	return all
 }
@@ -134,7 +134,7 @@ func (a *reaches) rank(tiers []event.Tier) {
 }
 
 // add makes the lanes of an engine and its stores. An engine of which no block is known yet cuts prompts as its stores do.
-func (a *reaches) add(r *reach, sources int) {
+func (a *reaches) add(r *reach) {
 	if !r.engine.isDead() {
 		r.groups = r.engine.prefixGroups()
 	}
@@ -146,7 +146,7 @@ func (a *reaches) add(r *reach, sources int) {
 	for i, g := range r.groups {
 		v := variant{g.BlockSize, g.Eagle}
 		if a.lanes[v] == nil {
-			a.lanes[v] = make([][]*lane, sources)
+			a.lanes[v] = make(map[uint32][]*lane)
 		}
 		bySource := a.lanes[v]
 		if own {
@@ -176,7 +176,7 @@ func (a *reaches) ask(all unnamedBlocks) {
 				continue
 			}
 			for i, g := range r.groups {
-				if g.Group.Index() == u.key.group && (variant{g.BlockSize, g.Eagle}) == v && r.own[i] != nil {
+				if g.Group.Index() == u.group.Index() && (variant{g.BlockSize, g.Eagle}) == v && r.own[i] != nil {
 					if a.asked == nil {
 						a.asked = make(map[variant][]*lane)
 					}
@@ -190,24 +190,29 @@ func (a *reaches) ask(all unnamedBlocks) {
 
 // prefixGroups returns the cache groups by which prompts are matched.
 func (s *source) prefixGroups() []event.GroupInfo {
-	return slices.DeleteFunc(s.set.Groups(), func(g event.GroupInfo) bool { return !g.Spec.HoldsPrefix() || g.BlockSize == 0 })
+	groups := make([]event.GroupInfo, 0, len(s.told))
+	for _, g := range s.told {
+		if g.Spec.HoldsPrefix() && g.BlockSize > 0 {
+			groups = append(groups, g)
+		}
+	}
+	return groups
 }
 
 // walk fills the lanes of one way of cutting, up to the first block that is in none of them.
-func (a *reaches) walk(t table, v variant, prefixes []event.PrefixHash) {
+func (a *reaches) walk(x *Index, f *forest, v variant, prefixes []event.PrefixHash) {
 	bySource := a.lanes[v]
 	if bySource == nil {
 		return
 	}
-	for i, p := range prefixes {
+	for i := range prefixes {
 		reached := false
-		h := t[p]
-		for o := range h.all {
-			for _, l := range bySource[o.source] {
-				if !slices.Contains(l.groups, o.group) {
+		for _, h := range x.holders(f, prefixes[i]) {
+			for _, l := range bySource[h.source.id] {
+				if !slices.Contains(l.groups, h.group.Index()) {
 					continue
 				}
-				l.set(i, a.ranks[o.tier])
+				l.set(i, a.ranks[h.tier])
 				reached = true
 			}
 		}

@@ -1,11 +1,17 @@
 package prefix
 
-import "kvstrata/event"
+import (
+	"kvstrata/event"
+)
 
-// Reader answers lookups of one goroutine, from memory of its own.
+// Reader answers lookups of one goroutine, from memory of its own. It does not wait for the index's writer: it reads what is there, and
+// again if that changed meanwhile.
 type Reader struct {
-	index  *Index
-	scores []Score
+	index    *Index
+	prefixes []event.PrefixHash
+	scores   []Score
+	lanes    []laneScore // of those that hold the first block
+	place    []uint32    // by lane: place in lanes + 1, if that lane is there
 }
 
 // Score is how much of a prompt one source holds.
@@ -16,12 +22,55 @@ type Score struct {
 	DeviceBlocks uint32 // the prefix that lies on the device without a break
 }
 
+// laneScore is a Score that is being found.
+type laneScore struct {
+	lane           uint32
+	source         *source
+	blocks, device int
+}
+
 // NewReader returns a reader of the index. Any number of them read side by side.
 func (x *Index) NewReader() *Reader { return &Reader{index: x} }
+
+// tries is how often a Reader reads again before it waits for the writer.
+const tries = 4
 
 // Scores returns how much of a prompt each source holds itself, in no order; one that holds nothing of it is not there. The slice is
 // valid until the next call.
 func (r *Reader) Scores(req *Request) ([]Score, error) {
+	if err := req.Validate(); err != nil {
+		return nil, err
+	}
+	x := r.index
+	m, err := x.serving(req.Model)
+	if err != nil {
+		return nil, err
+	}
+	for range tries {
+		version := x.version.Load()
+		if version%2 != 0 {
+			continue
+		}
+		if m.crooked.Load() > 0 {
+			break
+		}
+		whole := r.read(m, req)
+		if x.version.Load() == version && whole {
+			return r.scores, nil
+		}
+	}
+	x.mu.RLock()
+	if m.crooked.Load() == 0 {
+		defer x.mu.RUnlock()
+		r.read(m, req)
+		return r.scores, nil
+	}
+	x.mu.RUnlock()
+	return r.ask(req)
+}
+
+// ask has Lookup answer.
+func (r *Reader) ask(req *Request) ([]Score, error) {
 	a, err := r.index.Lookup(req)
 	if err != nil {
 		return nil, err
@@ -35,4 +84,87 @@ func (r *Reader) Scores(req *Request) ([]Score, error) {
 		}
 	}
 	return r.scores, nil
+}
+
+// read finds the scores, and reports whether what it read made sense.
+func (r *Reader) read(m *model, req *Request) bool {
+	r.scores = r.scores[:0]
+	silent := r.index.cfg.Clock().Add(-r.index.cfg.StaleAfter).UnixNano()
+	for _, f := range *m.forests.Load() {
+		prefixes := req.Hashes
+		switch {
+		case len(prefixes) == 0:
+			r.prefixes = event.Prefixes(r.prefixes[:0], req.Tokens, int(f.cut.blockSize), r.index.hasher.Seed(req.LoRA, req.Salt), f.cut.eagle)
+			prefixes = r.prefixes
+		case req.BlockSize != 0 && req.BlockSize != f.cut.blockSize:
+			continue
+		}
+		if !r.walk(f, prefixes) {
+			return false
+		}
+		for i := range r.lanes {
+			l := &r.lanes[i]
+			s := l.source
+			if !s.answers.Load() || s.heard.Load() < silent || req.Cluster != "" && s.name.Cluster != req.Cluster {
+				continue
+			}
+			r.scores = append(r.scores, Score{
+				Source: &s.name, BlockSize: f.cut.blockSize, Blocks: uint32(l.blocks), DeviceBlocks: uint32(l.device),
+			})
+		}
+	}
+	return true
+}
+
+// walk finds how much of a prompt each lane of a forest holds, and reports whether what it read made sense.
+func (r *Reader) walk(f *forest, prefixes []event.PrefixHash) bool {
+	r.lanes = r.lanes[:0]
+	shelves := *r.index.shelves.Load()
+	w := walker{forest: f, owners: r.index.owners}
+	for i := 0; i < len(prefixes); {
+		to, set := w.next(prefixes, i)
+		if set == nil {
+			return true
+		}
+		reached := false
+		for _, id := range set.shelves {
+			if int(id) >= len(shelves) {
+				return false
+			}
+			h := shelves[id]
+			if !h.shown.Load() {
+				continue
+			}
+			l := r.lane(h, i == 0)
+			if l == nil || l.blocks != i && l.blocks != to {
+				continue
+			}
+			l.blocks, reached = to, true
+			if h.device && l.device == i {
+				l.device = to
+			}
+		}
+		if !reached {
+			return true
+		}
+		i = to
+	}
+	return true
+}
+
+// lane returns the score of a shelf's lane, nil when there is none; made at the first block.
+func (r *Reader) lane(h *shelf, first bool) *laneScore {
+	if int(h.lane) >= len(r.place) {
+		r.place = append(r.place, make([]uint32, int(h.lane)+1-len(r.place))...)
+		r.place = r.place[:cap(r.place)]
+	}
+	if n := r.place[h.lane]; n > 0 && int(n) <= len(r.lanes) && r.lanes[n-1].lane == h.lane {
+		return &r.lanes[n-1]
+	}
+	if !first {
+		return nil
+	}
+	r.lanes = append(r.lanes, laneScore{lane: h.lane, source: h.source})
+	r.place[h.lane] = uint32(len(r.lanes))
+	return &r.lanes[len(r.lanes)-1]
 }

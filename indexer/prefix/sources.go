@@ -103,9 +103,17 @@ func (x *Index) info(s *source, now time.Time) SourceInfo {
 		return info
 	}
 	info.Unnamed = s.unnamed()
-	info.Groups = append(info.Groups, s.set.Groups()...)
-	for _, t := range s.set.Tiers() {
-		info.Resident = append(info.Resident, TierInfo{Tier: t.Tier, Blocks: t.Blocks, Copies: t.Copies})
+	info.Groups = append(info.Groups, s.told...)
+	for _, t := range s.tiers {
+		in := TierInfo{Tier: x.tiers[t]}
+		for _, g := range s.groups {
+			for _, h := range g.shelves {
+				if h.tier == t {
+					in.Blocks, in.Copies = in.Blocks+uint64(h.len()), in.Copies+h.copies
+				}
+			}
+		}
+		info.Resident = append(info.Resident, in)
 	}
 	return info
 }

@@ -127,7 +127,7 @@ export interface Prefix {
   copies: number;
   owners: Owner[];
   resident_tokens: number;
-  stored: number;
+  first: number;
   last: number;
 }
 

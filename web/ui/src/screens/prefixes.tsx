@@ -21,7 +21,7 @@ const values: Record<string, (p: Prefix) => string | number> = {
   resident: (p) => p.resident_tokens,
   copies: (p) => p.copies,
   owners: (p) => p.owners.length,
-  age: (p) => -p.stored,
+  age: (p) => -p.first,
   last: (p) => p.last,
 };
 
@@ -155,7 +155,7 @@ function PrefixRow({ p, most }: { p: Prefix; most: number }) {
         </span>
       </td>
       <td class="num">
-        <Age since={p.stored} />
+        <Age since={p.first} />
       </td>
       <td class="num">
         <Age since={p.last} ago />

@@ -1,0 +1,310 @@
+package prefix
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"kvstrata/event"
+	"kvstrata/event/resident"
+)
+
+// maxTiers bounds how many tiers a source may name, as its judge's does.
+const maxTiers = 64
+
+// Apply adds consecutive batches of one life of a source, and returns its digest afterwards. After a batch that does not fit the
+// source is left out of lookups, until Restore or a new life.
+func (x *Index) Apply(_ context.Context, m *event.Message) (event.Digest, error) {
+	s := x.enter(m)
+	for i := range m.Batches {
+		b := &m.Batches[i]
+		x.touch(s, b)
+		x.begin()
+		err := x.applyBatch(s, b)
+		if err != nil {
+			s.doubt = err.Error()
+		}
+		if i == len(m.Batches)-1 || err != nil {
+			s.refresh()
+		}
+		x.version.Add(1)
+		if err == nil {
+			x.heatUp(s, b, s.appliedAt)
+			s.totals.add(b)
+		}
+		x.mu.Unlock()
+		if err != nil {
+			return 0, err
+		}
+		x.sweep(max(sweepPiece, 2*b.Blocks()))
+	}
+	if last := m.Batches[len(m.Batches)-1]; last.Received != 0 {
+		x.metrics.lag.Observe(x.late(s, last.Received).Seconds())
+	}
+	return s.digest, nil
+}
+
+// enter returns the source of a message, in the life that the message belongs to.
+func (x *Index) enter(m *event.Message) *source {
+	x.begin()
+	defer x.end()
+	s := x.source(m.Source)
+	if m.Epoch != s.epoch {
+		x.reset(s)
+		s.epoch, s.started, s.seq, s.doubt = m.Epoch, false, 0, ""
+	}
+	s.fence = m.Fence
+	s.appliedAt = x.cfg.Clock()
+	return s
+}
+
+func (x *Index) applyBatch(s *source, b *event.Batch) error {
+	if s.started && b.First != s.seq+1 {
+		return fmt.Errorf("apply batch %d: it does not follow %d", b.First, s.seq)
+	}
+	for i := range b.Events {
+		ev := &b.Events[i]
+		var err error
+		switch ev.Kind {
+		case event.Stored:
+			err = x.applyStored(s, b, ev)
+		case event.Evicted:
+			err = x.applyEvicted(s, b, ev)
+		case event.Cleared:
+			x.clear(s)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	s.started, s.seq = true, b.Last
+	s.blocks += uint64(b.Blocks())
+	return nil
+}
+
+// late notes how long after its reception by the subscriber a batch was applied.
+func (x *Index) late(s *source, received event.Time) time.Duration {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s.lag, s.hasLag = s.appliedAt.Sub(received.Std()), true
+	return s.lag
+}
+
+// touched bounds the blocks whose misses overlap at a time: what is touched has to stay in the cache until it is used.
+const touched = 512
+
+// touch loads what applying a batch will look at first. It changes nothing.
+func (x *Index) touch(s *source, b *event.Batch) {
+	var sum uint32
+	n := 0
+	for i := range b.Events {
+		ev := &b.Events[i]
+		if ev.Kind != event.Stored && ev.Kind != event.Evicted {
+			continue
+		}
+		h := s.first(ev)
+		if h == nil {
+			continue
+		}
+		for j := range ev.Blocks {
+			bl := &ev.Blocks[j]
+			if n++; n > touched {
+				s.misses += sum
+				return
+			}
+			if hash, ok := bl.Hash.Int(); ok {
+				sum += h.blocks.Touch(hash)
+			}
+			if h.forest != nil {
+				sum += h.forest.table.touch(bl.Prefix)
+			}
+		}
+	}
+	s.misses += sum
+}
+
+// first returns the first shelf that an event could mean, nil when there is none.
+func (s *source) first(ev *event.Event) *shelf {
+	if g := s.group(ev.Group); g != nil && len(g.shelves) > 0 {
+		return g.shelves[0]
+	}
+	return nil
+}
+
+func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
+	if resident.NoteGroup(&s.told, ev) {
+		s.reshaped = true
+	}
+	r := run{index: x, source: s, group: x.group(s, ev.Group), cut: variant{ev.BlockSize, ev.Eagle}}
+	if !ev.HasParent {
+		r.depth = 1
+	} else if h, id := r.group.named(ev.Parent); h != nil {
+		r.depth = deeper(h.forest.depth(id))
+	}
+	for i := range ev.Blocks {
+		bl := &ev.Blocks[i]
+		prefix := bl.Prefix
+		if ev.Unrooted {
+			prefix = 0
+		}
+		if bl.Effect > 0 {
+			if err := r.rise(b, ev, bl.Hash, prefix); err != nil {
+				return err
+			}
+		} else if prefix != 0 {
+			r.name(bl.Hash, prefix)
+		}
+		r.depth = deeper(r.depth)
+	}
+	return nil
+}
+
+// deeper returns the depth of a block whose parent has one; 0 is unknown.
+func deeper(depth uint16) uint16 {
+	if depth == 0 || depth == 1<<16-1 {
+		return 0
+	}
+	return depth + 1
+}
+
+// run is where a STORED run, or a row of a checkpoint, stands.
+type run struct {
+	index  *Index
+	source *source
+	group  *group
+	cut    variant
+	depth  uint16  // of the next block; 0 = unknown
+	forest *forest // of the cut
+}
+
+// here returns the forest of the run's own cut.
+func (r *run) here() *forest {
+	if r.forest == nil {
+		r.forest = r.index.forest(r.source.model, r.cut)
+	}
+	return r.forest
+}
+
+// rise adds a copy of a block to a tier, with a name unless that is 0.
+func (r *run) rise(b *event.Batch, ev *event.Event, hash event.BlockHash, prefix event.PrefixHash) error {
+	tier, ok := r.index.tierOf(r.source, ev.Tier)
+	if !ok {
+		return &resident.InvariantError{Seq: b.First, Hash: hash, Reason: "more tiers than a source may have"}
+	}
+	r.source.digest += event.Mix64(hash, ev.Group, ev.Tier)
+	r.add(tier, hash, prefix)
+	return nil
+}
+
+// add adds a copy of a block to a tier.
+func (r *run) add(tier uint16, hash event.BlockHash, prefix event.PrefixHash) {
+	g := r.group
+	if len(g.shelves) == 1 && prefix != 0 {
+		h := g.shelves[0]
+		if n, isInt := hash.Int(); isInt && h.tier == tier && h.forest == r.here() {
+			id := h.blocks.Entry(n)
+			if *id != 0 {
+				h.again(hash, 1)
+				return
+			}
+			*id = h.forest.enter(prefix, r.depth)
+			h.copies++
+			r.index.join(h, *id)
+			return
+		}
+	}
+	if prefix != 0 {
+		r.name(hash, prefix)
+	}
+	var f *forest
+	id := uint32(unnamedBlock)
+	for _, h := range g.shelves { // the first name stays
+		if at := h.get(hash); at == 0 {
+			continue
+		} else if h.tier == tier {
+			h.again(hash, 1)
+			return
+		} else {
+			f, id = h.forest, at
+			prefix = 0
+		}
+	}
+	if prefix != 0 {
+		f = r.here()
+		id = f.enter(prefix, r.depth)
+	}
+	h := r.index.shelf(r.source, g, tier, f)
+	h.put(hash, id)
+	if f != nil {
+		r.index.join(h, id)
+	}
+}
+
+// name gives a block that has none a name, in every tier that it lies in.
+func (r *run) name(hash event.BlockHash, prefix event.PrefixHash) {
+	for _, h := range r.group.shelves {
+		if h.forest != nil || h.get(hash) == 0 {
+			continue
+		}
+		more := h.extra[hash]
+		delete(h.extra, hash)
+		h.copies -= uint64(more)
+		h.take(hash)
+		to := r.index.shelf(r.source, r.group, h.tier, r.here())
+		id := to.forest.enter(prefix, r.depth)
+		to.put(hash, id)
+		to.again(hash, more)
+		r.index.join(to, id)
+	}
+}
+
+func (x *Index) applyEvicted(s *source, b *event.Batch, ev *event.Event) error {
+	g := s.group(ev.Group)
+	tier := slices.Index(x.tiers, ev.Tier)
+	for i := range ev.Blocks {
+		bl := &ev.Blocks[i]
+		if bl.Effect >= 0 {
+			continue
+		}
+		if g == nil || !x.fall(g, tier, bl.Hash) {
+			return &resident.InvariantError{Seq: b.First, Hash: bl.Hash, Reason: "no copy to take"}
+		}
+		s.digest -= event.Mix64(bl.Hash, ev.Group, ev.Tier)
+	}
+	return nil
+}
+
+// fall takes a copy of a block out of a tier, and reports whether there was one.
+func (x *Index) fall(g *group, tier int, hash event.BlockHash) bool {
+	for _, h := range g.shelves {
+		if int(h.tier) != tier {
+			continue
+		}
+		if h.fewer(hash) {
+			return true
+		}
+		if id := h.take(hash); id != 0 {
+			if h.forest != nil {
+				x.part(h, id)
+			}
+			return true
+		}
+	}
+	return false
+}
+
+// tierOf returns the number of a tier that a source names.
+func (x *Index) tierOf(s *source, name event.Tier) (tier uint16, ok bool) {
+	for _, t := range s.tiers {
+		if x.tiers[t] == name {
+			return t, true
+		}
+	}
+	if len(s.tiers) == maxTiers {
+		return 0, false
+	}
+	tier = x.tier(name)
+	s.tiers = append(s.tiers, tier)
+	return tier, true
+}
