@@ -9,8 +9,8 @@
 package flat
 
 import (
+	"hash/maphash"
 	"iter"
-	"math/rand/v2"
 	"unsafe"
 )
 
@@ -79,7 +79,7 @@ func NewPool(memory Memory) *Pool {
 			return unsafe.Pointer(unsafe.SliceData(make([]bucket, bytes/BucketSize)))
 		}
 	}
-	return &Pool{memory: memory, seed: rand.Uint64()}
+	return &Pool{memory: memory, seed: maphash.String(maphash.MakeSeed(), "")}
 }
 
 // Bytes returns how much memory the pool took, and how much of it is in no map.

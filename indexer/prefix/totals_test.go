@@ -62,7 +62,7 @@ func TestHotPrefixes(t *testing.T) {
 	want := prefix.HotPrefix{
 		Prefix: got.Prefix, Model: "m", Blocks: 2, Tokens: 32, BlockSize: 16, Continued: 3, Copies: 1, ResidentTokens: 32,
 		Owners: []prefix.HotOwner{{ID: pub.source.Tokens(), Instance: "e1", Tier: event.GPU, Copies: 1}},
-		First: clock.now.UnixMilli(), Last: clock.now.UnixMilli(),
+		First:  clock.now.UnixMilli(), Last: clock.now.UnixMilli(),
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
