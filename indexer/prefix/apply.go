@@ -37,7 +37,7 @@ func (x *Index) Apply(_ context.Context, m *event.Message) (event.Digest, error)
 		if err != nil {
 			return 0, err
 		}
-		x.sweep(max(sweepPiece, 2*b.Blocks()))
+		x.tidy(2 * b.Blocks())
 	}
 	if last := m.Batches[len(m.Batches)-1]; last.Received != 0 {
 		x.metrics.lag.Observe(x.late(s, last.Received).Seconds())
@@ -267,7 +267,11 @@ func (x *Index) applyEvicted(s *source, b *event.Batch, ev *event.Event) error {
 		if bl.Effect >= 0 {
 			continue
 		}
-		if g == nil || !x.fall(g, tier, bl.Hash) {
+		switch {
+		case g != nil && x.fall(g, tier, bl.Hash):
+		case s.leftOut > 0:
+			s.leftOut--
+		default:
 			return &resident.InvariantError{Seq: b.First, Hash: bl.Hash, Reason: "no copy to take"}
 		}
 		s.digest -= event.Mix64(bl.Hash, ev.Group, ev.Tier)

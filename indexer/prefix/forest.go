@@ -2,6 +2,7 @@ package prefix
 
 import (
 	"math/bits"
+	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -9,7 +10,7 @@ import (
 )
 
 const (
-	chunkBits   = 8
+	chunkBits   = 10
 	chunkBlocks = 1 << chunkBits
 )
 
@@ -19,9 +20,14 @@ type chunk struct {
 	owners   [chunkBlocks]uint32 // ids of owner sets; 0 = no block here
 	depths   [chunkBlocks]uint16 // blocks from the root, this one included; 0 = unknown
 	free     [chunkBlocks / 64]uint64
+	stamp    uint32 // the hand's round in which a block here was stored or matched last
 	blocks   uint16
 	listed   bool // among the chunks with room
+	leaving  bool // its blocks are being moved elsewhere
 }
+
+// moved stands in owners where a block was moved: its new number stands in prefixes.
+const moved = 1<<32 - 1
 
 // roomy is how many blocks must be free in a chunk before it is filled anew: runs broken up over many holes make slow lookups.
 const roomy = chunkBlocks / 4
@@ -29,18 +35,21 @@ const roomy = chunkBlocks / 4
 // forest is every block of a model that is cut in one way: the prefixes, each by a number, and who holds it. Prefixes with a
 // common beginning share its blocks.
 type forest struct {
-	cut    variant
-	table  *blockTable
-	chunks atomic.Pointer[[]*chunk] // by the upper bits of a block's number
-	memory *memory
-	spare  []*chunk // that belong to no number yet
-	room   []uint32 // chunks with room
-	at     uint32   // where the next block goes, if it is free
-	misses uint64   // what touching added up to, so that it is not left out
+	cut      variant
+	table    *blockTable
+	chunks   atomic.Pointer[[]*chunk] // by the upper bits of a block's number
+	memory   *memory
+	room     []uint32 // chunks with room
+	vacant   []uint32 // numbers of chunks that were given back
+	places   int      // in chunks that are not vacant
+	moving   bool     // some chunks are leaving
+	renumber func(owners, from, to uint32)
+	at       uint32 // where the next block goes, if it is free
+	misses   uint64 // what touching added up to, so that it is not left out
 }
 
-func newForest(cut variant, m *memory, seed uint64) *forest {
-	f := &forest{cut: cut, memory: m, table: newBlockTable(m, seed)}
+func newForest(cut variant, m *memory, seed uint64, renumber func(owners, from, to uint32)) *forest {
+	f := &forest{cut: cut, memory: m, table: newBlockTable(m, seed), renumber: renumber}
 	f.chunks.Store(new([]*chunk))
 	f.extend()
 	c := f.chunk(0)
@@ -50,10 +59,8 @@ func newForest(cut variant, m *memory, seed uint64) *forest {
 	return f
 }
 
-// bytes returns how much memory the forest takes.
-func (f *forest) bytes() int {
-	return f.table.bytes + len(*f.chunks.Load())*int(unsafe.Sizeof(chunk{}))
-}
+// used returns how much memory the forest's blocks take: places that are free do not count, since they are filled anew.
+func (f *forest) used() int64 { return int64(f.table.bytes) + int64(f.len()*chunkBytes/chunkBlocks) }
 
 // len returns how many blocks there are.
 func (f *forest) len() int { return f.table.len }
@@ -81,21 +88,30 @@ func (f *forest) owners(id uint32) uint32 {
 // depth returns how many blocks a prefix has; 0 when it is unknown.
 func (f *forest) depth(id uint32) uint16 { return f.chunk(id).depths[id&(chunkBlocks-1)] }
 
-// extend adds a chunk.
+// nothing stands where a chunk was given back.
+var nothing chunk
+
+const chunkBytes = int(unsafe.Sizeof(chunk{}))
+
+// extend adds a chunk, and returns its first number.
 func (f *forest) extend() uint32 {
-	var c *chunk
-	if n := len(f.spare); n > 0 {
-		c, f.spare = f.spare[n-1], f.spare[:n-1]
-	} else {
-		c = (*chunk)(f.memory.take(int(unsafe.Sizeof(chunk{}))))
-	}
+	c := f.memory.chunk()
 	for i := range c.free {
 		c.free[i] = ^uint64(0)
 	}
+	f.places += chunkBlocks
 	old := *f.chunks.Load()
-	chunks := append(old, c) // readers see no further than the length they have
+	n := len(old)
+	var chunks []*chunk
+	if k := len(f.vacant); k > 0 {
+		n, f.vacant = int(f.vacant[k-1]), f.vacant[:k-1]
+		chunks = slices.Clone(old) // readers may be looking at the old one
+		chunks[n] = c
+	} else {
+		chunks = append(old, c) // readers see no further than the length they have
+	}
 	f.chunks.Store(&chunks)
-	return uint32(len(old)) << chunkBits
+	return uint32(n) << chunkBits
 }
 
 // claim returns the number of a free place, behind the last one if that is free.
@@ -119,7 +135,7 @@ func (f *forest) claim() uint32 {
 			return id
 		}
 	}
-	if f.at &^= chunkBlocks - 1; chunkBlocks-c.blocks < roomy {
+	if f.at &^= chunkBlocks - 1; chunkBlocks-c.blocks < roomy || c.leaving {
 		f.at = f.nextRoom()
 	}
 	return f.claim()
@@ -132,7 +148,7 @@ func (f *forest) nextRoom() uint32 {
 		f.room = f.room[:len(f.room)-1]
 		c := (*f.chunks.Load())[n]
 		c.listed = false
-		if chunkBlocks-c.blocks >= roomy {
+		if chunkBlocks-c.blocks >= roomy && !c.leaving && c != &nothing {
 			return n << chunkBits
 		}
 	}
@@ -142,13 +158,19 @@ func (f *forest) nextRoom() uint32 {
 // enter returns the number of a prefix, made with a depth if it was not there.
 func (f *forest) enter(p event.PrefixHash, depth uint16) uint32 {
 	if id := f.table.find(p, f); id != 0 {
-		if c := f.chunk(id); depth != 0 && c.depths[id&(chunkBlocks-1)] == 0 {
+		if f.moving && f.chunk(id).leaving {
+			id = f.move(id)
+		}
+		c := f.chunk(id)
+		if depth != 0 && c.depths[id&(chunkBlocks-1)] == 0 {
 			c.depths[id&(chunkBlocks-1)] = depth
 		}
+		f.use(c)
 		return id
 	}
 	id := f.claim()
 	c := f.chunk(id)
+	f.use(c)
 	atomic.StoreUint64(&c.prefixes[id&(chunkBlocks-1)], uint64(p))
 	c.depths[id&(chunkBlocks-1)] = depth
 	f.table.put(p, id, f)
@@ -164,8 +186,88 @@ func (f *forest) leave(id uint32) {
 	atomic.StoreUint32(&c.owners[i], 0)
 	c.free[i/64] |= 1 << (i % 64)
 	c.blocks--
-	if !c.listed && chunkBlocks-c.blocks >= roomy && id>>chunkBits != f.at>>chunkBits {
+	if !c.listed && !c.leaving && chunkBlocks-c.blocks >= roomy && id>>chunkBits != f.at>>chunkBits {
 		c.listed = true
 		f.room = append(f.room, id>>chunkBits)
+	}
+}
+
+// use notes that something in a chunk was stored or matched.
+func (f *forest) use(c *chunk) {
+	if round := f.memory.round.Load(); atomic.LoadUint32(&c.stamp) != round {
+		atomic.StoreUint32(&c.stamp, round)
+	}
+}
+
+// idle returns how many rounds of the hand ago something near a block was stored or matched.
+func (f *forest) idle(id uint32) uint32 {
+	return f.memory.round.Load() - atomic.LoadUint32(&f.chunk(id).stamp)
+}
+
+// resolve returns the number that a block has now.
+func (f *forest) resolve(id uint32) uint32 {
+	if f.moving {
+		if c := f.chunk(id); c.owners[id&(chunkBlocks-1)] == moved {
+			return uint32(c.prefixes[id&(chunkBlocks-1)])
+		}
+	}
+	return id
+}
+
+// move gives a block of a chunk that is leaving another number.
+func (f *forest) move(id uint32) uint32 {
+	from, i := f.chunk(id), id&(chunkBlocks-1)
+	p := event.PrefixHash(from.prefixes[i])
+	to := f.claim()
+	c, j := f.chunk(to), to&(chunkBlocks-1)
+	c.depths[j] = from.depths[i]
+	f.use(c)
+	atomic.StoreUint64(&c.prefixes[j], uint64(p))
+	atomic.StoreUint32(&c.owners[j], from.owners[i])
+	f.table.replace(p, id, to)
+	atomic.StoreUint64(&from.prefixes[i], uint64(to))
+	atomic.StoreUint32(&from.owners[i], moved)
+	from.blocks--
+	f.renumber(c.owners[j], id, to)
+	return to
+}
+
+// evacuate has the blocks of mostly empty chunks move, if more than a third of all places is free, and reports whether any will.
+func (f *forest) evacuate() bool {
+	const few = 4 // chunks
+	if f.moving || f.places < few*chunkBlocks || f.len() > f.places*2/3 {
+		return f.moving
+	}
+	for n, c := range *f.chunks.Load() {
+		if n > 0 && c != &nothing && c.blocks < chunkBlocks/2 && uint32(n) != f.at>>chunkBits {
+			c.leaving, f.moving = true, true
+		}
+	}
+	return f.moving
+}
+
+// vacate gives the chunks back that were left. Nobody may know a number of theirs any more.
+func (f *forest) vacate() {
+	if !f.moving {
+		return
+	}
+	chunks := slices.Clone(*f.chunks.Load())
+	var left []*chunk
+	for n, c := range chunks {
+		if !c.leaving {
+			continue
+		}
+		if c.blocks > 0 {
+			panic("prefix: a block stayed behind in a chunk that is left")
+		}
+		left = append(left, c)
+		chunks[n] = &nothing
+		f.vacant = append(f.vacant, uint32(n))
+		f.places -= chunkBlocks
+	}
+	f.chunks.Store(&chunks)
+	f.moving = false
+	for _, c := range left {
+		f.memory.giveChunk(c)
 	}
 }

@@ -13,6 +13,8 @@ type memory struct {
 	next  int // size of the next slab
 	taken atomic.Int64
 	slabs *slabs
+	spare []*chunk
+	round atomic.Uint32 // the hand's
 }
 
 // slabs are what a memory maps; it outlives the index for a moment.
@@ -41,4 +43,28 @@ func (m *memory) take(bytes int) unsafe.Pointer {
 	p := unsafe.Pointer(unsafe.SliceData(m.rest))
 	m.rest = m.rest[bytes:]
 	return p
+}
+
+// chunk returns a zeroed chunk.
+func (m *memory) chunk() *chunk {
+	if n := len(m.spare); n > 0 {
+		c := m.spare[n-1]
+		m.spare = m.spare[:n-1]
+		return c
+	}
+	return (*chunk)(m.take(chunkBytes))
+}
+
+// giveChunk takes a chunk back. Its pages go back to the system.
+func (m *memory) giveChunk(c *chunk) {
+	for i := range c.prefixes {
+		atomic.StoreUint64(&c.prefixes[i], 0)
+		atomic.StoreUint32(&c.owners[i], 0)
+		c.depths[i] = 0
+	}
+	clear(c.free[:])
+	c.blocks, c.listed, c.leaving = 0, false, false
+	atomic.StoreUint32(&c.stamp, 0)
+	m.slabs.giveBack(unsafe.Slice((*byte)(unsafe.Pointer(c)), chunkBytes))
+	m.spare = append(m.spare, c)
 }

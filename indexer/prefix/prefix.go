@@ -25,6 +25,9 @@ import (
 type Config struct {
 	// HashKey is the subscriber's: empty for the public scheme.
 	HashKey string
+	// MaxBytes bounds what blocks take, in bytes; 0 is no bound. Beyond it the index leaves out the blocks that were neither stored
+	// nor matched for longest, about: their sources are partial until they are evicted.
+	MaxBytes int64
 	// StaleAfter is how long a source may go without a word from its publisher.
 	StaleAfter time.Duration
 	// Clock tells the time.
@@ -56,6 +59,8 @@ type Index struct {
 	lanes       uint32
 	freeShelves []uint32
 	seed        uint64
+	hand        hand
+	calls       uint64   // of wake
 	swept       []*shelf // no longer shown: their blocks are taken out piece by piece
 	tiers       []event.Tier
 	hot         map[hotKey]*heat
@@ -85,6 +90,7 @@ type source struct {
 	hasLag    bool
 	appliedAt time.Time
 	blocks    uint64 // block operations applied
+	leftOut   uint64 // copies that had no room
 	totals    Totals
 	agreed    uint64 // digests
 	differed  uint64
@@ -196,7 +202,7 @@ func (x *Index) forest(m *model, cut variant) *forest {
 	if f := m.forest(cut); f != nil {
 		return f
 	}
-	f := newForest(cut, x.memory, x.seed)
+	f := newForest(cut, x.memory, x.seed, x.renumber)
 	more := append(slices.Clone(*m.forests.Load()), f)
 	m.forests.Store(&more)
 	return f
@@ -276,7 +282,7 @@ func (x *Index) Tell(st *event.Status) {
 	s.status, s.spoken, s.toldAt = *st, true, x.cfg.Clock()
 	s.refresh()
 	x.end()
-	x.sweep(sweepPiece)
+	x.tidy(0)
 }
 
 // Compared notes whether a digest sent with the stream was this index's own. Where it was not, the source is left out
@@ -355,6 +361,9 @@ func (x *Index) state(s *source, now time.Time) (event.State, string) {
 	}
 	if silent := now.Sub(heard); silent > x.cfg.StaleAfter {
 		return event.StateStale, fmt.Sprintf("no word from its subscriber for %v", silent.Round(time.Second))
+	}
+	if s.leftOut > 0 && s.status.State == event.StateLive {
+		return event.StatePartial, fmt.Sprintf("%d copies had no room within the index's bound of memory", s.leftOut)
 	}
 	return s.status.State, s.status.Reason
 }

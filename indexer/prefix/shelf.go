@@ -37,10 +37,14 @@ func (h *shelf) len() int { return h.blocks.Len() + len(h.long) }
 
 // get returns the number of a block, 0 when it is not here.
 func (h *shelf) get(b event.BlockHash) uint32 {
+	id := h.long[b]
 	if n, ok := b.Int(); ok {
-		return h.blocks.Get(n)
+		id = h.blocks.Get(n)
 	}
-	return h.long[b]
+	if id != 0 && h.forest != nil {
+		return h.forest.resolve(id)
+	}
+	return id
 }
 
 // put enters a block that is not here.
@@ -96,8 +100,12 @@ func (h *shelf) take(b event.BlockHash) (id uint32) {
 	} else if id = h.long[b]; id != 0 {
 		delete(h.long, b)
 	}
-	if id != 0 {
-		h.copies--
+	if id == 0 {
+		return 0
+	}
+	h.copies--
+	if h.forest != nil {
+		return h.forest.resolve(id)
 	}
 	return id
 }
@@ -105,11 +113,17 @@ func (h *shelf) take(b event.BlockHash) (id uint32) {
 // each yields the blocks, in no order.
 func (h *shelf) each(yield func(event.BlockHash, uint32) bool) {
 	for n, id := range h.blocks.All() {
+		if h.forest != nil {
+			id = h.forest.resolve(id)
+		}
 		if !yield(event.IntHash(n), id) {
 			return
 		}
 	}
 	for b, id := range h.long {
+		if h.forest != nil {
+			id = h.forest.resolve(id)
+		}
 		if !yield(b, id) {
 			return
 		}

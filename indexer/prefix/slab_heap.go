@@ -12,4 +12,6 @@ func (s *slabs) grow(bytes int) []byte {
 	return b
 }
 
+func (s *slabs) giveBack([]byte) {}
+
 func (s *slabs) unmap() { s.mapped = nil }

@@ -29,6 +29,15 @@ func (s *slabs) grow(bytes int) []byte {
 	return b
 }
 
+// giveBack returns the pages that lie within zeroed memory to the system, until they are written again.
+func (s *slabs) giveBack(b []byte) {
+	const page = 4096
+	start := -int(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) & (page - 1)
+	if end := start + (len(b)-start)&^(page-1); end > start {
+		_ = unix.Madvise(b[start:end], unix.MADV_DONTNEED) // else they stay
+	}
+}
+
 func (s *slabs) unmap() {
 	for _, b := range s.mapped {
 		_ = unix.Munmap(b) // what cannot be unmapped stays until the process ends

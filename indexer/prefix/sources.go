@@ -22,7 +22,8 @@ type SourceInfo struct {
 	Idle     *float64          `json:"idle_seconds,omitempty"`
 	Told     float64           `json:"status_age_seconds"`
 	Resident []TierInfo        `json:"resident"`
-	Unnamed  uint64            `json:"unnamed,omitempty"` // of these blocks those told without tokens: only their engine hash is known
+	Unnamed  uint64            `json:"unnamed,omitempty"`         // of these blocks those told without tokens: only their engine hash is known
+	LeftOut  uint64            `json:"left_out_copies,omitempty"` // that had no room within the index's bound of memory
 	Groups   []event.GroupInfo `json:"groups"`
 	Totals   Totals            `json:"totals"`               // told since this index began to read
 	Pool     uint64            `json:"pool,omitempty"`       // physical blocks, where the source tells
@@ -102,7 +103,7 @@ func (x *Index) info(s *source, now time.Time) SourceInfo {
 	if epoch != s.epoch {
 		return info
 	}
-	info.Unnamed = s.unnamed()
+	info.Unnamed, info.LeftOut = s.unnamed(), s.leftOut
 	info.Groups = append(info.Groups, s.told...)
 	for _, t := range s.tiers {
 		in := TierInfo{Tier: x.tiers[t]}

@@ -11,7 +11,7 @@ func (x *Index) clear(s *source) {
 	for _, g := range s.groups {
 		x.drop(g)
 	}
-	s.digest = 0
+	s.digest, s.leftOut = 0, 0
 	s.reshaped = true
 }
 
@@ -51,12 +51,12 @@ func (x *Index) sweepShelf(h *shelf) bool {
 		}
 		delete(h.long, hash)
 		if h.forest != nil {
-			x.part(h, id)
+			x.part(h, h.forest.resolve(id))
 		}
 	}
 	return !h.blocks.Drain(n, func(_ uint64, id uint32) {
 		if h.forest != nil {
-			x.part(h, id)
+			x.part(h, h.forest.resolve(id))
 		}
 	})
 }

@@ -27,6 +27,7 @@ func (w *walker) next(prefixes []event.PrefixHash, i int) (to int, set *ownerSet
 	chunks := *w.forest.chunks.Load()
 	n, at := int(id>>chunkBits), int(id&(chunkBlocks-1))
 	c := chunks[n]
+	w.forest.use(c)
 	owners := atomic.LoadUint32(&c.owners[at])
 	for to = i + 1; to < len(prefixes); to++ {
 		if at++; at == chunkBlocks {

@@ -1,0 +1,238 @@
+package prefix
+
+import (
+	"kvstrata/event"
+	"kvstrata/event/flat"
+)
+
+// hand goes round all shelves, page by page, while there is something to do: blocks to leave out because the bound of memory is
+// reached, chunks to leave because they are mostly empty. A step is small, and the writer makes it after what it applied.
+type hand struct {
+	shelf   uint32 // the one that the next step looks at
+	place   uint64 // in it
+	running bool
+	dropped int  // blocks left out in this round
+	eager   bool // the last round found nothing cold: what was not used in this one goes
+	rows    []handRow
+}
+
+// handRow is a block that something is to be done with.
+type handRow struct {
+	hash event.BlockHash
+	id   uint32
+	drop bool
+}
+
+// Bytes is how much memory an index takes.
+type Bytes struct {
+	Shelves int64 `json:"shelves"` // what engines call their blocks
+	Blocks  int64 `json:"blocks"`  // prefixes
+	Owners  int64 `json:"owners"`  // sets of owners
+	Idle    int64 `json:"idle"`    // kept for what comes
+}
+
+// Used returns what blocks take, which is what Config.MaxBytes bounds.
+func (b Bytes) Used() int64 { return b.Shelves + b.Blocks + b.Owners }
+
+// Bytes returns how much memory the index takes.
+func (x *Index) Bytes() Bytes {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return x.bytes()
+}
+
+func (x *Index) bytes() Bytes {
+	taken, idle := x.pool.Bytes()
+	b := Bytes{Shelves: int64(taken - idle), Owners: int64(x.owners.bytes())}
+	held := b.Shelves
+	for _, m := range *x.models.Load() {
+		for _, f := range *m.forests.Load() {
+			b.Blocks += f.used()
+			held += f.used()
+		}
+	}
+	for _, h := range *x.shelves.Load() {
+		if h != nil {
+			b.Shelves += h.mapBytes()
+		}
+	}
+	b.Idle = max(0, x.memory.taken.Load()-held)
+	return b
+}
+
+// The sizes of what lies in Go's own maps, about.
+const (
+	longBytes = 120
+	twinBytes = 24
+)
+
+// mapBytes is what a shelf takes beside its pages.
+func (h *shelf) mapBytes() int64 {
+	return int64(longBytes*(len(h.long)+len(h.extra)) + twinBytes*len(h.twins))
+}
+
+// tidy takes up what is left to do, about as much as was just done.
+func (x *Index) tidy(blocks int) {
+	x.sweep(max(sweepPiece, blocks))
+	if x.hand.running || x.wake() {
+		for done := 0; done <= blocks; {
+			done += x.advance()
+			if !x.hand.running {
+				break
+			}
+		}
+	}
+}
+
+// tidyEvery is how many calls of wake look once.
+const tidyEvery = 64
+
+// wake starts the hand if there is something to do.
+func (x *Index) wake() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.calls++; x.calls%tidyEvery != 0 {
+		return false
+	}
+	work := x.isOver()
+	for _, m := range *x.models.Load() {
+		for _, f := range *m.forests.Load() {
+			work = f.evacuate() || work
+		}
+	}
+	if work {
+		x.hand = hand{running: true, rows: x.hand.rows, eager: x.hand.eager}
+		x.memory.round.Add(1)
+	}
+	return work
+}
+
+// isOver reports whether blocks take more than they may.
+func (x *Index) isOver() bool {
+	if x.cfg.MaxBytes <= 0 {
+		return false
+	}
+	b := x.bytes()
+	return b.Used() > x.cfg.MaxBytes
+}
+
+// advance looks at one page of one shelf, and returns how many blocks it looked at, at least one.
+func (x *Index) advance() (looked int) {
+	x.mu.Lock() // nothing changes yet: Readers go on
+	shelves := *x.shelves.Load()
+	h := (*shelf)(nil)
+	for int(x.hand.shelf) < len(shelves) {
+		if h = shelves[x.hand.shelf]; h != nil && h.shown.Load() {
+			break
+		}
+		h, x.hand.place = nil, 0
+		x.hand.shelf++
+	}
+	if h == nil {
+		defer x.mu.Unlock()
+		x.turn()
+		return 1
+	}
+	looked = x.look(h)
+	x.mu.Unlock()
+	for rows := x.hand.rows; len(rows) > 0; {
+		n := min(len(rows), sweepPiece)
+		x.begin()
+		for i := range rows[:n] {
+			x.handle(h, &rows[i])
+		}
+		h.source.refresh()
+		x.end()
+		rows = rows[n:]
+	}
+	x.begin()
+	defer x.end()
+	next := h.blocks.Shrink(x.hand.place)
+	if x.hand.place = next; next >= flat.Done {
+		x.hand.shelf, x.hand.place = x.hand.shelf+1, 0
+	}
+	return max(1, looked)
+}
+
+// look notes what is to be done with the blocks of the hand's page.
+func (x *Index) look(h *shelf) (looked int) {
+	x.hand.rows = x.hand.rows[:0]
+	over := x.isOver()
+	note := func(hash event.BlockHash, id uint32) {
+		looked++
+		drop, move := over && h.source.recipe.Scheme == 0, false // without a name nobody finds it
+		if f := h.forest; f != nil {
+			idle := f.idle(f.resolve(id))
+			drop, move = over && (idle > 1 || x.hand.eager && idle > 0), f.moving && f.chunk(id).leaving
+		}
+		if drop || move {
+			x.hand.rows = append(x.hand.rows, handRow{hash, id, drop})
+		}
+	}
+	h.blocks.From(x.hand.place, func(hash uint64, id uint32) bool {
+		note(event.IntHash(hash), id)
+		return true
+	})
+	if x.hand.place == 0 {
+		for hash, id := range h.long {
+			note(hash, id)
+		}
+	}
+	return looked
+}
+
+// handle leaves a block out, or enters its new number.
+func (x *Index) handle(h *shelf, row *handRow) {
+	if !row.drop {
+		id := h.forest.resolve(row.id)
+		if h.forest.chunk(id).leaving {
+			id = h.forest.move(id)
+		}
+		h.renumber(row.hash, id)
+		return
+	}
+	for h.fewer(row.hash) {
+		h.source.leftOut++
+	}
+	id := h.take(row.hash)
+	h.source.leftOut++
+	x.hand.dropped++
+	if h.forest != nil {
+		x.part(h, id)
+	}
+}
+
+// renumber enters the new number of a block.
+func (h *shelf) renumber(b event.BlockHash, id uint32) {
+	if n, ok := b.Int(); ok {
+		*h.blocks.Entry(n) = id
+		return
+	}
+	h.long[b] = id
+}
+
+// renumber moves what a block's owners count by its number.
+func (x *Index) renumber(owners, from, to uint32) {
+	shelves := *x.shelves.Load()
+	for _, n := range x.owners.at(owners).shelves {
+		if h := shelves[n]; h.twins[from] > 0 {
+			h.twins[to] = h.twins[from]
+			delete(h.twins, from)
+		}
+	}
+}
+
+// turn ends a round.
+func (x *Index) turn() {
+	if len(x.swept) > 0 { // what is not swept yet knows old numbers
+		x.hand.shelf = 0
+		return
+	}
+	for _, m := range *x.models.Load() {
+		for _, f := range *m.forests.Load() {
+			f.vacate()
+		}
+	}
+	x.hand.eager = x.hand.dropped == 0
+	x.hand.running = false
+}
