@@ -20,7 +20,7 @@ type chunk struct {
 	owners   [chunkBlocks]uint32 // ids of owner sets; 0 = no block here
 	depths   [chunkBlocks]uint16 // blocks from the root, this one included; 0 = unknown
 	free     [chunkBlocks / 64]uint64
-	stamp    uint32 // the hand's round in which a block here was stored or matched last
+	stamp    uint32 // the age in which a block here was stored or matched last
 	blocks   uint16
 	listed   bool // among the chunks with room
 	leaving  bool // its blocks are being moved elsewhere
@@ -194,14 +194,14 @@ func (f *forest) leave(id uint32) {
 
 // use notes that something in a chunk was stored or matched.
 func (f *forest) use(c *chunk) {
-	if round := f.memory.round.Load(); atomic.LoadUint32(&c.stamp) != round {
-		atomic.StoreUint32(&c.stamp, round)
+	if age := f.memory.age.Load(); atomic.LoadUint32(&c.stamp) != age {
+		atomic.StoreUint32(&c.stamp, age)
 	}
 }
 
-// idle returns how many rounds of the hand ago something near a block was stored or matched.
-func (f *forest) idle(id uint32) uint32 {
-	return f.memory.round.Load() - atomic.LoadUint32(&f.chunk(id).stamp)
+// age returns how many steps of age ago something near a block was stored or matched.
+func (f *forest) age(id uint32) uint32 {
+	return f.memory.age.Load() - atomic.LoadUint32(&f.chunk(id).stamp)
 }
 
 // resolve returns the number that a block has now.

@@ -11,10 +11,14 @@ type hand struct {
 	shelf   uint32 // the one that the next step looks at
 	place   uint64 // in it
 	running bool
-	dropped int  // blocks left out in this round
-	eager   bool // the last round found nothing cold: what was not used in this one goes
+	dropped int             // blocks left out in this round
+	ages    [maxAge + 1]int // of the blocks that this round met
+	oldest  uint32          // blocks of this age and older go: what the last round met tells how many they are
 	rows    []handRow
 }
+
+// maxAge is the age from which on blocks are equally old.
+const maxAge = 63
 
 // handRow is a block that something is to be done with.
 type handRow struct {
@@ -74,7 +78,10 @@ func (h *shelf) mapBytes() int64 {
 // tidy takes up what is left to do, about as much as was just done.
 func (x *Index) tidy(blocks int) {
 	x.sweep(max(sweepPiece, blocks))
-	if x.hand.running || x.wake() {
+	if x.wake() {
+		if x.farOver.Load() {
+			blocks = max(hurry, blocks*hurry/sweepPiece)
+		}
 		for done := 0; done <= blocks; {
 			done += x.advance()
 			if !x.hand.running {
@@ -84,27 +91,30 @@ func (x *Index) tidy(blocks int) {
 	}
 }
 
-// tidyEvery is how many calls of wake look once.
+// hurry is how many blocks a step of the writer looks at when the bound is far behind.
+const hurry = 4096
+
+// tidyEvery is how many messages make blocks a step older, and how often it is looked whether there is something to do.
 const tidyEvery = 64
 
-// wake starts the hand if there is something to do.
+// wake starts the hand if there is something to do, and reports whether it goes.
 func (x *Index) wake() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.calls++; x.calls%tidyEvery != 0 {
-		return false
+		return x.hand.running
 	}
+	x.memory.age.Add(1)
 	work := x.isOver()
 	for _, m := range *x.models.Load() {
 		for _, f := range *m.forests.Load() {
 			work = f.evacuate() || work
 		}
 	}
-	if work {
-		x.hand = hand{running: true, rows: x.hand.rows, eager: x.hand.eager}
-		x.memory.round.Add(1)
+	if work && !x.hand.running {
+		x.hand = hand{running: true, rows: x.hand.rows, oldest: x.hand.oldest}
 	}
-	return work
+	return x.hand.running
 }
 
 // isOver reports whether blocks take more than they may.
@@ -112,8 +122,9 @@ func (x *Index) isOver() bool {
 	if x.cfg.MaxBytes <= 0 {
 		return false
 	}
-	b := x.bytes()
-	return b.Used() > x.cfg.MaxBytes
+	used := x.bytes().Used()
+	x.farOver.Store(used > x.cfg.MaxBytes+x.cfg.MaxBytes/16)
+	return used > x.cfg.MaxBytes
 }
 
 // advance looks at one page of one shelf, and returns how many blocks it looked at, at least one.
@@ -154,17 +165,36 @@ func (x *Index) advance() (looked int) {
 	return max(1, looked)
 }
 
+// enough returns the age from which on blocks have to go so that the rest is within the bound, and some more.
+func (x *Index) enough() uint32 {
+	used, met := x.bytes().Used(), 0
+	for _, n := range x.hand.ages {
+		met += n
+	}
+	if x.cfg.MaxBytes <= 0 || used <= x.cfg.MaxBytes || met == 0 {
+		return maxAge + 1
+	}
+	surplus := int((used - x.cfg.MaxBytes + x.cfg.MaxBytes/16) * int64(met) / used)
+	age := len(x.hand.ages)
+	for age > 0 && surplus > 0 {
+		age--
+		surplus -= x.hand.ages[age]
+	}
+	return uint32(age)
+}
+
 // look notes what is to be done with the blocks of the hand's page.
 func (x *Index) look(h *shelf) (looked int) {
 	x.hand.rows = x.hand.rows[:0]
 	over := x.isOver()
 	note := func(hash event.BlockHash, id uint32) {
 		looked++
-		drop, move := over && h.source.recipe.Scheme == 0, false // without a name nobody finds it
+		age, move := uint32(maxAge), false // without a name nobody finds it
 		if f := h.forest; f != nil {
-			idle := f.idle(f.resolve(id))
-			drop, move = over && (idle > 1 || x.hand.eager && idle > 0), f.moving && f.chunk(id).leaving
+			age, move = min(maxAge, f.age(f.resolve(id))), f.moving && f.chunk(id).leaving
 		}
+		x.hand.ages[age]++
+		drop := over && age >= x.hand.oldest
 		if drop || move {
 			x.hand.rows = append(x.hand.rows, handRow{hash, id, drop})
 		}
@@ -196,7 +226,6 @@ func (x *Index) handle(h *shelf, row *handRow) {
 	}
 	id := h.take(row.hash)
 	h.source.leftOut++
-	x.hand.dropped++
 	if h.forest != nil {
 		x.part(h, id)
 	}
@@ -233,6 +262,6 @@ func (x *Index) turn() {
 			f.vacate()
 		}
 	}
-	x.hand.eager = x.hand.dropped == 0
+	x.hand.oldest = x.enough()
 	x.hand.running = false
 }

@@ -14,7 +14,7 @@ type memory struct {
 	taken atomic.Int64
 	slabs *slabs
 	spare []*chunk
-	round atomic.Uint32 // the hand's
+	age   atomic.Uint32 // grows with the messages that were applied
 }
 
 // slabs are what a memory maps; it outlives the index for a moment.

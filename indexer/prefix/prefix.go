@@ -60,8 +60,9 @@ type Index struct {
 	freeShelves []uint32
 	seed        uint64
 	hand        hand
-	calls       uint64   // of wake
-	swept       []*shelf // no longer shown: their blocks are taken out piece by piece
+	calls       uint64      // of wake
+	farOver     atomic.Bool // the bound of memory is far behind
+	swept       []*shelf    // no longer shown: their blocks are taken out piece by piece
 	tiers       []event.Tier
 	hot         map[hotKey]*heat
 	asked       asked
@@ -136,6 +137,7 @@ func New(cfg Config) *Index {
 		sources: make(map[event.Source]*source), hot: make(map[hotKey]*heat),
 	}
 	x.memory = newMemory(x)
+	x.hand.oldest = maxAge + 1
 	x.pool = flat.NewPool(x.memory.take)
 	x.shelves.Store(&[]*shelf{nil})
 	x.models.Store(&map[string]*model{})
