@@ -171,7 +171,7 @@ func (x *Index) coverUnnamed(u *unnamed, c *cover, f *forest, prefixes []event.P
 	if c == nil {
 		c = &cover{key: u.key}
 	}
-	for i := len(c.tiers); i < len(prefixes); i++ {
+	for i := c.len(); i < len(prefixes); i++ {
 		tier, held := u.at(i)
 		isNamed := false
 		for _, h := range x.holders(f, prefixes[i]) {
@@ -189,7 +189,7 @@ func (x *Index) coverUnnamed(u *unnamed, c *cover, f *forest, prefixes []event.P
 		if !isNamed && !c.byHash {
 			c.byHash, c.named = true, i
 		}
-		c.tiers = append(c.tiers, tier)
+		c.add(i+1, tier)
 	}
 	return c
 }

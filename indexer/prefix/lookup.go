@@ -192,11 +192,43 @@ type coverKey struct {
 
 // cover is the warmest tier of each block, from the first on, as far as the group holds them without a break.
 type cover struct {
-	key   coverKey
-	tiers []uint16
+	key  coverKey
+	runs []coverRun
+
+	next    int // up to where it goes on, while the owners of some blocks are looked at
+	warmest uint16
 
 	byHash bool // some blocks have no name and were found by engine hash
 	named  int  // blocks before the first of those
+}
+
+// coverRun is blocks in one tier, up to one.
+type coverRun struct {
+	to   int
+	tier uint16
+}
+
+// len returns how many blocks are covered.
+func (c *cover) len() int {
+	if len(c.runs) == 0 {
+		return 0
+	}
+	return c.runs[len(c.runs)-1].to
+}
+
+// add covers further blocks, up to one.
+func (c *cover) add(to int, tier uint16) {
+	if n := len(c.runs); n > 0 && c.runs[n-1].tier == tier {
+		c.runs[n-1].to = to
+		return
+	}
+	c.runs = append(c.runs, coverRun{to, tier})
+}
+
+// from returns the runs from the one that has a block on.
+func (c *cover) from(i int) []coverRun {
+	n, _ := slices.BinarySearchFunc(c.runs, i+1, func(r coverRun, i int) int { return cmp.Compare(r.to, i) })
+	return c.runs[n:]
 }
 
 // cover goes along a prompt, and stops at the first block that nobody holds together with all before it.
@@ -206,6 +238,7 @@ func (x *Index) cover(f *forest, v variant, prefixes []event.PrefixHash, covers 
 	}
 	shelves := *x.shelves.Load()
 	w := walker{forest: f, owners: x.owners}
+	var held []*cover
 	for i := 0; i < len(prefixes); {
 		to, set := w.next(prefixes, i)
 		if set == nil {
@@ -223,25 +256,23 @@ func (x *Index) cover(f *forest, v variant, prefixes []event.PrefixHash, covers 
 				if i > 0 {
 					continue
 				}
-				c = &cover{key: k, tiers: make([]uint16, 0, to)}
+				c = &cover{key: k}
 				covers[k] = c
 			}
-			switch len(c.tiers) {
-			case i:
-				for range to - i {
-					c.tiers = append(c.tiers, h.tier)
+			switch {
+			case c.next == to: // it is in another tier, too
+				if compareTiers(x.tiers[h.tier], x.tiers[c.warmest]) < 0 {
+					c.warmest = h.tier
 				}
-			case to: // in another tier, too
-				if compareTiers(x.tiers[h.tier], x.tiers[c.tiers[i]]) < 0 {
-					for j := i; j < to; j++ {
-						c.tiers[j] = h.tier
-					}
-				}
-			default:
-				continue
+			case c.len() == i:
+				c.next, c.warmest, reached = to, h.tier, true
+				held = append(held, c)
 			}
-			reached = true
 		}
+		for _, c := range held {
+			c.add(to, c.warmest)
+		}
+		held = held[:0]
 		if !reached {
 			return
 		}
@@ -275,15 +306,15 @@ func (x *Index) match(s *source, covers map[coverKey]*cover) Match {
 	match.BlockSize = uint32(step)
 	onDevice := true
 	counts := make([]int, len(x.tiers)) // by tier
-	for n := 0; ; n++ {
-		tier, held := x.step(groups, sizes, step, n)
-		if !held {
+	for {
+		steps, tier := x.steps(groups, sizes, step, match.Blocks)
+		if steps == 0 {
 			break
 		}
-		match.Blocks++
-		counts[tier]++
+		match.Blocks += steps
+		counts[tier] += steps
 		if onDevice = onDevice && x.tiers[tier].Warmth() == 0; onDevice {
-			match.DeviceBlocks++
+			match.DeviceBlocks += steps
 		}
 	}
 	for i, c := range groups {
@@ -301,21 +332,32 @@ func (x *Index) match(s *source, covers map[coverKey]*cover) Match {
 	return match
 }
 
-// step returns the coldest of the tiers that serve step n, and whether all groups hold all of it.
-func (x *Index) step(groups []*cover, sizes []int, step, n int) (coldest uint16, held bool) {
+// steps returns the coldest of the tiers that serve step n, and how many steps from there on are alike; none when not all groups hold
+// all of it.
+func (x *Index) steps(groups []*cover, sizes []int, step, n int) (alike int, coldest uint16) {
 	first := true
 	for g, c := range groups {
 		each := step / sizes[g]
-		if (n+1)*each > len(c.tiers) {
-			return 0, false
+		if (n+1)*each > c.len() {
+			return 0, 0
 		}
-		for _, tier := range c.tiers[n*each : (n+1)*each] {
-			if first || tier != coldest && compareTiers(x.tiers[tier], x.tiers[coldest]) > 0 {
-				coldest, first = tier, false
+		for i, r := range c.from(n * each) {
+			if first || r.tier != coldest && compareTiers(x.tiers[r.tier], x.tiers[coldest]) > 0 {
+				coldest = r.tier
+			}
+			if r.to >= (n+1)*each {
+				if within := r.to/each - n; first || within < alike {
+					alike = within
+				}
+				if i > 0 { // the step is not in one tier
+					alike = 1
+				}
+				break
 			}
 		}
+		first = false
 	}
-	return coldest, true
+	return alike, coldest
 }
 
 // compareTiers orders tiers from warm to cold, and equally warm ones by name, so that equal sets give equal answers.
