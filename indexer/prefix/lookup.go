@@ -342,7 +342,7 @@ func (x *Index) steps(groups []*cover, sizes []int, step, n int) (alike int, col
 			return 0, 0
 		}
 		for i, r := range c.from(n * each) {
-			if first || r.tier != coldest && compareTiers(x.tiers[r.tier], x.tiers[coldest]) > 0 {
+			if first && i == 0 || r.tier != coldest && compareTiers(x.tiers[r.tier], x.tiers[coldest]) > 0 {
 				coldest = r.tier
 			}
 			if r.to >= (n+1)*each {
