@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -88,12 +89,18 @@ func TestGatherIsOneIndex(t *testing.T) {
 		p := newParts(rapid.IntRange(1, 5).Draw(t, "shards"))
 		g := p.front(t)
 		authors := drawAuthors(t)
-		for range rapid.IntRange(1, 25).Draw(t, "steps") {
+		if rapid.Bool().Draw(t, "together") { // so that more of them reach on into stores
+			for _, a := range authors {
+				a.source.Cluster, a.source.Model = "c", "m"
+			}
+		}
+		for range rapid.IntRange(1, 20).Draw(t, "steps") {
 			p.step(t, authors)
-			all := drawRequests(t)
-			for range 4 {
-				r := rapid.SampledFrom(all).Draw(t, "request")
+			for i, r := range drawRequests(t) {
 				want, wantErr := p.whole.Lookup(r)
+				if wantErr == nil && i%6 > 0 && !holdsSome(want) {
+					continue // one of many like it
+				}
 				got, err := g.Lookup(context.Background(), r)
 				if fmt.Sprint(wantErr) != fmt.Sprint(err) {
 					t.Fatalf("error %v, want %v", err, wantErr)
@@ -104,6 +111,11 @@ func TestGatherIsOneIndex(t *testing.T) {
 			}
 		}
 	})
+}
+
+// holdsSome reports whether some source holds, or reaches, a block of the prompt.
+func holdsSome(a *prefix.Answer) bool {
+	return slices.ContainsFunc(a.Matches, func(m prefix.Match) bool { return m.Blocks > 0 || m.Reach != nil && m.Reach.Blocks > 0 })
 }
 
 // A shard that has not read as far as the others makes answers shorter, not longer.
@@ -151,4 +163,50 @@ func TestAShardThatIsBehindShortens(t *testing.T) {
 	if n, epoch, _ := matched(); n != behind || epoch != 2 {
 		t.Errorf("%d blocks of epoch %d while a shard is in an earlier life, want %d", n, epoch, behind)
 	}
+}
+
+// An engine of two groups that reaches on into two stores, each of which has some of the blocks, in any tiers.
+func TestGatherReachesIntoStores(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := newParts(rapid.IntRange(2, 4).Draw(t, "shards"))
+		g := p.front(t)
+		base := prompt(1, 8)
+		groups := []chain{base, base}
+		groups[0].group, groups[0].spec = 0, event.SpecFull
+		groups[1].group, groups[1].spec = 1, event.SpecMLA
+		tiers := []event.Tier{"", event.GPU, event.GPU, event.CPU, event.Storage}
+		for _, source := range []event.Source{
+			engine("e1"), {Cluster: "c", Model: "m", Instance: "s0", Origin: event.Store}, {Cluster: "c", Model: "m", Instance: "s1", Origin: event.Store},
+		} {
+			pub := newPublisher(source, false)
+			events := []event.Event{groups[0].stored(event.GPU, 0, 8), groups[1].stored(event.GPU, 0, 8), cleared(event.ByEngine)}
+			for _, c := range groups {
+				for i := range c.len() {
+					if tier := rapid.SampledFrom(tiers).Draw(t, "tier"); tier != "" {
+						events = append(events, c.stored(tier, i, i+1))
+					}
+				}
+			}
+			p.apply(t, pub.message(t, events))
+			st := pub.status(event.StateLive, "")
+			p.each(func(x *prefix.Index) { x.Tell(st) })
+		}
+		source := engine("e1")
+		source.Origin = event.Connector
+		st := newPublisher(source, false).status(event.StateLive, "")
+		st.Epoch, st.Stores = 0, []string{"s0", "s1"}
+		p.each(func(x *prefix.Index) { x.Tell(st) })
+		r := &prefix.Request{Model: "m", Tokens: base.tokens}
+		want := lookup(t, p.whole, r)
+		got, err := g.Lookup(context.Background(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(want, got) {
+			t.Fatalf("%s", cmp.Diff(want, got))
+		}
+		if want.Matches[0].Reach == nil {
+			t.Fatal("the engine does not reach into its stores")
+		}
+	})
 }
