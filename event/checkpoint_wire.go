@@ -229,32 +229,35 @@ func (enc *entryEncoder) encode(dst []byte) []byte {
 
 type entryDecoder struct {
 	intern interner
+	entry  Entry // that was handed out last
 }
 
 func (dec *entryDecoder) decode(part []byte, add func(*Entry)) (rows int, err error) {
 	var names []string
-	var hashes hashCursor
-	var c [numEntryColumns]cursor
+	var found hashCursor
+	var columns [numEntryColumns]cursor
 	err = fields(part, func(num protowire.Number, typ protowire.Type, b []byte, _ uint64) error {
 		switch {
 		case typ != protowire.BytesType:
 		case num == eNames:
 			names = append(names, dec.intern.string(b))
 		case num == eHashes:
-			hashes.bytes = b
+			found.bytes = b
 		case num == eHashLength:
-			hashes.long = cursor{buf: b, present: true}
+			found.long = cursor{buf: b, present: true}
 		case num < numEntryColumns:
-			c[num] = cursor{buf: b, present: true}
+			columns[num] = cursor{buf: b, present: true}
 		}
 		return nil
 	})
 	if err != nil {
 		return 0, err
 	}
+	c, hashes := columns, found // copies that stay off the heap: they are written at every row
+	e := &dec.entry
 	for rows = c[eFlags].rows(); len(c[eFlags].buf) > 0 && !c[eFlags].bad; {
 		flags := c[eFlags].varint()
-		e := Entry{
+		*e = Entry{
 			Hash: hashes.next(), HasParent: flags&flagParent != 0, Eagle: flags&flagEagle != 0,
 			Group: Group(c[eGroup].varint()) - 1, Copies: uint32(c[eCopies].varint()), Stored: Time(c[eStored].varint()),
 			Seed: c[eSeed].fixed(), BlockSize: uint32(c[eBlockSize].varint()),
@@ -275,7 +278,7 @@ func (dec *entryDecoder) decode(part []byte, add func(*Entry)) (rows int, err er
 		if hashes.bad {
 			return 0, &WireError{Field: "hashes", Reason: "rows do not add up"}
 		}
-		add(&e)
+		add(e)
 	}
 	for num := range c {
 		if !c[num].done() {

@@ -15,7 +15,8 @@ type route struct {
 // publicRoutes are the limits of the public listener, and all that it takes beside GET and HEAD: nothing here changes
 // anything. A path that is not listed has the limits of the last row.
 var publicRoutes = []route{
-	{"POST /v1/lookup", 16 << 20, 30 * time.Second}, // reads: a prompt is too long for a URL
+	{"POST /v1/lookup", 16 << 20, 30 * time.Second},       // reads: a prompt is too long for a URL
+	{"POST /v1/shard/lookup", 16 << 20, 30 * time.Second}, // reads: what a gather asks
 	{"POST " + loginPath, 4 << 10, 10 * time.Second},
 	{"/v1/live", 0, 0}, // a WebSocket: package web bounds their number, their frames and their silence
 	{"/v1/query/", 0, 30 * time.Second},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -18,9 +19,11 @@ import (
 )
 
 // Sink keeps something of every source: an index, a history, a dashboard. The consumer calls it from one goroutine, in
-// the order of each source's stream.
+// the order of each source's stream, but for Restore.
 type Sink interface {
-	// Restore replaces all that is known of a source by a checkpoint object.
+	// Restore replaces all that is known of a source by a checkpoint object. Several goroutines call it at once, each for
+	// another source, and beside them the feeding one goes on with the others: no batch of a source comes while it is restored.
+	// What takes long, reading and decoding, must not hold up those.
 	Restore(ctx context.Context, object io.Reader) (*event.Checkpoint, error)
 	// Apply adds consecutive batches of one life; a higher epoch than the last one begins from nothing. It returns the
 	// digest of the resident set afterwards. The message is reused when it returns. It may wait: the stream is then read
@@ -53,11 +56,26 @@ type ConsumerConfig struct {
 	MaxHeld int
 	// ResyncRetry is how often a checkpoint is asked for until one comes.
 	ResyncRetry time.Duration
+	// Restores is how many checkpoints are loaded at a time: each takes the memory of one source twice.
+	Restores int
+	// LateAfter is how long the start waits when no further checkpoint gets loaded. The stream is then read without the sources
+	// that are late; their batches are held until they come.
+	LateAfter time.Duration
+	// Models are those that are consumed; none = all.
+	Models []string
+}
+
+// wants reports whether a source is consumed.
+func (c ConsumerConfig) wants(source event.Source) bool {
+	return len(c.Models) == 0 || slices.Contains(c.Models, source.Model)
 }
 
 // DefaultConsumerConfig returns the bounds of an index.
 func DefaultConsumerConfig() ConsumerConfig {
-	return ConsumerConfig{HoldFor: 10 * time.Second, MaxHeld: 64 << 20, ResyncRetry: 2 * time.Second}
+	return ConsumerConfig{
+		HoldFor: 10 * time.Second, MaxHeld: 64 << 20, ResyncRetry: 2 * time.Second, Restores: max(4, runtime.GOMAXPROCS(0)),
+		LateAfter: 2 * time.Second,
+	}
 }
 
 // Consumer hands a sink every source's batches, each once and in order: first the newest checkpoint of each source, then
@@ -68,12 +86,17 @@ type Consumer struct {
 	sink Sink
 	log  *slog.Logger
 
-	sources map[event.Source]*track
-	cut     bool           // the stream no longer holds its first messages
-	at      event.Position // how far the stream was read
-	decoder event.Decoder
-	caught  atomic.Bool
-	stats   consumerStats
+	sources  map[event.Source]*track
+	restores *restorer
+	cut      bool           // the stream no longer holds its first messages
+	first    uint64         // the first that it held
+	from     uint64         // where reading began
+	read     uint64         // how far
+	late     int            // sources whose checkpoint of the start is still being loaded
+	at       event.Position // how far the stream was handed over
+	decoder  event.Decoder
+	caught   atomic.Bool
+	stats    consumerStats
 }
 
 type consumerStats struct {
@@ -92,9 +115,8 @@ type track struct {
 	held      []*bus.Delivery // behind a hole, or waiting for a checkpoint
 	heldBytes int
 	heldSince time.Time
-	resync    bool                // nothing is applied before a checkpoint comes
-	before    *bus.CheckpointName // the newest one when it was first asked for; nil before that
-	askedAt   time.Time
+	resync    bool // nothing is applied before a checkpoint comes
+	late      bool // the checkpoint is that of the start
 }
 
 // NewConsumer returns a consumer that feeds a sink. Nothing is read before Run runs. name is in the metrics.
@@ -108,6 +130,7 @@ func NewConsumer(cfg ConsumerConfig, b *bus.Bus, sink Sink, name string, log *sl
 		}
 		return c
 	}
+	cfg.Restores = max(1, cfg.Restores)
 	return &Consumer{
 		cfg: cfg, bus: b, sink: sink, log: log.With("consumer", name), sources: make(map[event.Source]*track),
 		stats: consumerStats{
@@ -123,7 +146,7 @@ func NewConsumer(cfg ConsumerConfig, b *bus.Bus, sink Sink, name string, log *sl
 	}
 }
 
-// CaughtUp reports whether everything that the stream held at the start has been applied.
+// CaughtUp reports whether everything that the stream held at the start has been applied, and every checkpoint of then loaded.
 func (c *Consumer) CaughtUp() bool { return c.caught.Load() }
 
 // Run feeds the sink until ctx ends. It begins from checkpoints, and again so when the stream was lost.
@@ -149,44 +172,62 @@ func (c *Consumer) Run(ctx context.Context) error {
 
 func (c *Consumer) session(ctx context.Context) error {
 	c.caught.Store(false)
+	c.restores = newRestorer(c)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.restores.run(ctx) })
+	group.Go(func() error {
+		reader, end, err := c.open(ctx)
+		if err != nil {
+			return err
+		}
+		deliveries := make(chan *bus.Delivery, 64)
+		group.Go(func() error {
+			defer close(deliveries)
+			defer reader.Close()
+			return deliver(ctx, reader, deliveries)
+		})
+		return c.feed(ctx, deliveries, end)
+	})
+	return group.Wait()
+}
+
+// open sets every source's watermarks, and returns a reader of the stream behind them and where the stream ends now.
+func (c *Consumer) open(ctx context.Context) (*bus.Reader, uint64, error) {
 	from, stream, err := c.start(ctx)
 	if err != nil {
-		return err
+		return nil, 0, err
 	}
 	end, err := c.bus.Position(ctx)
 	if err != nil {
-		return err
+		return nil, 0, err
 	}
 	reader, err := c.bus.Read(ctx, from)
 	if err != nil {
-		return err
+		return nil, 0, err
 	}
 	c.at = reader.Identity()
 	c.at.Sequence = from - 1 // what was handed over, not what there is
+	c.from, c.read = from, from-1
 	if !c.at.SameStream(stream) {
 		reader.Close()
-		return bus.ErrStreamChanged
+		return nil, 0, bus.ErrStreamChanged
 	}
-	deliveries := make(chan *bus.Delivery, 64)
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error {
-		defer close(deliveries)
-		defer reader.Close()
-		for {
-			d, err := reader.Next(ctx)
-			if err != nil {
-				return err
-			}
-			select {
-			case deliveries <- d:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+	return reader, end.Sequence, nil
+}
+
+// deliver hands on what a reader gets until ctx ends.
+func deliver(ctx context.Context, reader *bus.Reader, deliveries chan<- *bus.Delivery) error {
+	for {
+		d, err := reader.Next(ctx)
+		if err != nil {
+			return err
 		}
-	})
-	c.caught.Store(end.Sequence < from)
-	group.Go(func() error { return c.feed(ctx, deliveries, end.Sequence) })
-	return group.Wait()
+		select {
+		case deliveries <- d:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // feed applies what comes, and looks after sources that wait.
@@ -194,6 +235,9 @@ func (c *Consumer) feed(ctx context.Context, deliveries <-chan *bus.Delivery, en
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
 	for {
+		if c.read >= end && c.late == 0 {
+			c.caught.Store(true)
+		}
 		select {
 		case d, ok := <-deliveries:
 			if !ok {
@@ -204,15 +248,15 @@ func (c *Consumer) feed(ctx context.Context, deliveries <-chan *bus.Delivery, en
 			if ctx.Err() != nil {
 				return ctx.Err() // what was handed over may not have been taken
 			}
+			c.read = d.Sequence
 			c.reached(d)
 			if err := d.Ack(); err != nil {
 				return fmt.Errorf("acknowledge message %d: %w", d.Sequence, err)
 			}
-			if d.Sequence >= end {
-				c.caught.Store(true)
-			}
+		case r := <-c.restores.done:
+			c.restored(ctx, r)
 		case now := <-tick.C:
-			c.lookAfter(ctx, now)
+			c.lookAfter(now)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -235,100 +279,6 @@ func (c *Consumer) reached(d *bus.Delivery) {
 	r.Reached(at)
 }
 
-// start sets every source's watermarks, and returns the stream sequence to read from, in which stream.
-func (c *Consumer) start(ctx context.Context) (from uint64, stream event.Position, err error) {
-	clear(c.sources)
-	r, remembers := c.sink.(Rememberer)
-	var at event.Position
-	var marks map[event.Source]event.Mark
-	if remembers { // it may wait for long: the stream is looked at afterwards
-		if at, marks, err = r.Resume(ctx); err != nil {
-			return 0, stream, err
-		}
-	}
-	if stream, err = c.bus.Position(ctx); err != nil {
-		return 0, stream, err
-	}
-	first, err := c.bus.First(ctx)
-	if err != nil {
-		return 0, stream, err
-	}
-	c.cut = first > 1
-	if remembers {
-		return c.resume(at, marks, stream, first), stream, nil
-	}
-	from, err = c.restoreAll(ctx, stream, first)
-	return from, stream, err
-}
-
-// resume goes on where a sink stood. Where the stream no longer holds what follows, every source is resynced.
-func (c *Consumer) resume(at event.Position, marks map[event.Source]event.Mark, stream event.Position, first uint64) uint64 {
-	from := at.Sequence + 1
-	if !at.SameStream(stream) {
-		from = 1
-	}
-	for source, m := range marks {
-		t := c.track(source)
-		t.fence, t.epoch, t.started = m.Fence, m.Epoch, m.Started
-		if t.started {
-			t.next = m.Seq + 1
-		}
-		t.moved = !at.SameStream(stream)
-		if from < first {
-			c.startResync(t, "the stream no longer holds what follows")
-		}
-	}
-	return max(from, first)
-}
-
-// restoreAll loads the newest checkpoint of every source, and returns the stream sequence to read from.
-func (c *Consumer) restoreAll(ctx context.Context, stream event.Position, first uint64) (uint64, error) {
-	names, err := c.bus.Checkpoints(ctx)
-	if err != nil {
-		return 0, err
-	}
-	from := uint64(0)
-	for source, list := range names {
-		cp := c.restoreNewest(ctx, list)
-		if cp == nil {
-			continue
-		}
-		t := c.track(source)
-		t.stand(cp)
-		at := cp.Position.Sequence + 1
-		if t.moved = !cp.Position.SameStream(stream); t.moved {
-			at = 1
-		}
-		if at < first {
-			t.resync = true // the stream no longer holds what follows
-		}
-		if from == 0 || at < from {
-			from = at
-		}
-	}
-	if len(c.sources) < len(names) || from == 0 {
-		from = 1
-	}
-	return from, nil
-}
-
-func (c *Consumer) restoreNewest(ctx context.Context, list []bus.CheckpointName) *event.Checkpoint {
-	for _, name := range list {
-		cp, err := c.restore(ctx, name)
-		if err == nil {
-			return cp
-		}
-		c.log.Warn("checkpoint can't be loaded; trying the one before", "checkpoint", name, "err", err)
-	}
-	return nil
-}
-
-func (c *Consumer) restore(ctx context.Context, name bus.CheckpointName) (*event.Checkpoint, error) {
-	return c.bus.LoadCheckpoint(ctx, name, func(object io.Reader) (*event.Checkpoint, error) {
-		return c.sink.Restore(ctx, object)
-	})
-}
-
 func (c *Consumer) track(source event.Source) *track {
 	t := c.sources[source]
 	if t == nil {
@@ -349,6 +299,9 @@ func (t *track) stand(cp *event.Checkpoint) {
 
 // take handles one message.
 func (c *Consumer) take(ctx context.Context, d *bus.Delivery) {
+	if !c.cfg.wants(d.Source) {
+		return
+	}
 	t := c.track(d.Source)
 	switch d.Kind {
 	case bus.Status:
@@ -514,61 +467,15 @@ func (c *Consumer) startResync(t *track, reason string) {
 		return
 	}
 	c.log.Warn("source is resynced from a checkpoint", "source", t.source.String(), "reason", reason)
-	t.resync, t.before, t.askedAt = true, nil, time.Time{}
+	t.resync = true
+	c.restores.resync(t.source)
 }
 
-// lookAfter resyncs sources whose hole did not close in time, and asks for the checkpoints that resyncs wait for.
-func (c *Consumer) lookAfter(ctx context.Context, now time.Time) {
+// lookAfter resyncs sources whose hole did not close in time.
+func (c *Consumer) lookAfter(now time.Time) {
 	for _, t := range c.sources {
 		if !t.resync && len(t.held) > 0 && now.Sub(t.heldSince) > c.cfg.HoldFor {
 			c.startResync(t, fmt.Sprintf("sequence %d did not come within %v", t.next, c.cfg.HoldFor))
 		}
-		if !t.resync {
-			continue
-		}
-		if c.resyncFrom(ctx, t) {
-			continue
-		}
-		// Until it is known which checkpoints were there before, an answer could not be told from them.
-		if t.before == nil || now.Sub(t.askedAt) < c.cfg.ResyncRetry {
-			continue
-		}
-		t.askedAt = now
-		attempt, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
-		if err := c.bus.RequestCheckpoint(attempt, t.source); err != nil && ctx.Err() == nil {
-			c.log.Warn("nobody answers the request for a checkpoint", "source", t.source.String(), "err", err)
-		}
-		cancel()
 	}
-}
-
-// resyncFrom restores a source from a checkpoint that was written after the resync began, if there is one, and goes on
-// from there: its publisher was ahead of everything read until then.
-func (c *Consumer) resyncFrom(ctx context.Context, t *track) bool {
-	names, err := c.bus.Checkpoints(ctx)
-	if err != nil {
-		c.log.Warn("checkpoints can't be listed; trying again", "err", err)
-		return false
-	}
-	var newest bus.CheckpointName
-	if list := names[t.source]; len(list) > 0 {
-		newest = list[0]
-	}
-	if t.before == nil {
-		t.before = &newest
-	}
-	if newest.Compare(*t.before) <= 0 {
-		return false
-	}
-	cp, err := c.restore(ctx, newest)
-	if err != nil {
-		c.log.Warn("checkpoint can't be loaded", "checkpoint", newest, "err", err)
-		return false
-	}
-	c.stats.resyncs.Inc()
-	t.stand(cp)
-	t.resync = false
-	c.log.Info("source is in step again", "source", t.source.String(), "seq", cp.Seq)
-	c.release(ctx, t)
-	return true
 }

@@ -70,7 +70,7 @@ func (c *benchPipelineCmd) Run(a *app) error {
 	}
 	defer s.close()
 	watch := make(map[event.Source]*benchSource)
-	if err := s.addPrefix(""); err != nil {
+	if err := s.addPrefix("", shareFlags{}); err != nil {
 		return err
 	}
 	s.observers = append(s.observers, func(m *event.Message) {

@@ -169,13 +169,13 @@ func (c *demoCmd) Run(a *app) (err error) {
 
 // addRoles adds every role to this process, but for the subscriber, which needs the engines' addresses.
 func (c *demoCmd) addRoles(s *stack, dir string) error {
-	if err := s.addPrefix(c.HashKey); err != nil {
+	if err := s.addPrefix(c.HashKey, shareFlags{}); err != nil {
 		return err
 	}
 	if err := s.addHistory(c.historyFlags, dir, nil); err != nil {
 		return err
 	}
-	return s.addWeb(c.HashKey, c.historyFlags, dir, fleetRoles)
+	return s.addWeb(c.HashKey, shareFlags{}, c.historyFlags, dir, fleetRoles)
 }
 
 func (c *demoCmd) speed() (float64, error) {

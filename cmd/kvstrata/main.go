@@ -39,6 +39,7 @@ type cli struct {
 	Query   queryCmd   `cmd:"" help:"Ask history a named question."`
 	Explain explainCmd `cmd:"" help:"Tell the story of one block."`
 	Migrate migrateCmd `cmd:"" help:"Bring a ClickHouse to the present schema."`
+	Gather  gatherCmd  `cmd:"" help:"Answer lookups from indexes that each keep a part."`
 	Lookup  lookupCmd  `cmd:"" help:"Ask an index who holds the longest prefix."`
 	Doctor  doctorCmd  `cmd:"" help:"Check what kvstrata needs, a line each."`
 	Bench   benchCmd   `cmd:"" help:"Measure."`

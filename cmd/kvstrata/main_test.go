@@ -354,6 +354,10 @@ func TestBadInputIsNamed(t *testing.T) {
 		{"run --engine http://x", exitUsage, []string{"--engine", "http://x", "zmq+tcp://host:port"}},
 		{"run --engines /no/such", exitUsage, []string{"--engines /no/such"}},
 		{"run --nats-replicas 9 --roles prefix --nats nats://" + dead, exitUsage, []string{"--nats-replicas 9", "1 to 5"}},
+		{"run --roles prefix --shard 3/2", exitUsage, []string{"--shard", "3/2", "1 to 2"}},
+		{"run --roles prefix,web --shard 1/2", exitUsage, []string{"--shard 1/2", "without web"}},
+		{"gather", exitUsage, []string{"--shards"}},
+		{"gather --shards 10.0.0.1:80", exitUsage, []string{"--shards", "10.0.0.1:80", "http://host:port"}},
 		{"lookup --model m", exitUsage, []string{"no prompt"}},
 		{"lookup --model m seven", exitUsage, []string{"seven", "--hashes"}},
 		{"lookup --model m --hashes xyz", exitUsage, []string{"xyz", "16 hexadecimal digits"}},
@@ -381,7 +385,7 @@ func TestBadInputIsNamed(t *testing.T) {
 }
 
 func TestHelpShowsAnExample(t *testing.T) {
-	for _, args := range []string{"demo", "run", "tail", "lookup", "doctor", "bench pipeline", "version"} {
+	for _, args := range []string{"demo", "run", "gather", "tail", "lookup", "doctor", "bench pipeline", "version"} {
 		o := command(t, append(strings.Fields(args), "--help")...)
 		if o.code != exitOK || !strings.Contains(o.stdout, "Example") || !strings.Contains(o.stdout, "kvstrata "+args) {
 			t.Errorf("%s: exit %d\n%s", args, o.code, o.stdout)

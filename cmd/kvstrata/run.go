@@ -16,6 +16,7 @@ type runCmd struct {
 	listenFlags
 	historyFlags
 	storeFlags
+	shareFlags
 	insecureFlag
 
 	Roles   []string `help:"Roles of this process: subscriber, prefix, history, web, store." default:"subscriber,prefix,history,web" env:"KVSTRATA_ROLES"`
@@ -30,6 +31,7 @@ func (runCmd) Help() string {
 
   kvstrata run --engine zmq+tcp://10.0.0.5:5557,replay=tcp://10.0.0.5:5558,model=meta/Llama-3.1-8B
   kvstrata run --roles prefix --nats nats://10.0.0.9:4222 --nats-creds kvstrata.creds --listen 0.0.0.0:8080 --token-file tokens --tls-cert cert.pem --tls-key key.pem
+  kvstrata run --roles prefix --shard 2/8 --nats nats://10.0.0.9:4222 --nats-creds kvstrata.creds
   kvstrata run --roles store --nats nats://10.0.0.9:4222 --store redis://10.0.0.7:6379/0 --store-model meta/Llama-3.1-8B`
 }
 
@@ -43,6 +45,9 @@ func (c *runCmd) Run(a *app) error {
 	engines, err := c.engines()
 	if err != nil {
 		return err
+	}
+	if !c.Shard.Whole() && (slices.Contains(c.Roles, "web") || !slices.Contains(c.Roles, "prefix")) {
+		return usagef("--shard %v: goes with the role prefix, and without web, whose dashboard needs a whole index; see --roles", c.Shard)
 	}
 	entrances := c.listenFlags.entrances()
 	if c.NATS == "" {
@@ -81,11 +86,11 @@ func (c *runCmd) Run(a *app) error {
 		case "subscriber":
 			err = s.addSubscriber(c.edgeFlags.subscriber(), engines)
 		case "prefix":
-			err = s.addPrefix(c.HashKey)
+			err = s.addPrefix(c.HashKey, c.shareFlags)
 		case "history":
 			err = s.addHistory(c.historyFlags, dir, nil)
 		case "web":
-			err = s.addWeb(c.HashKey, c.historyFlags, dir, c.Roles)
+			err = s.addWeb(c.HashKey, c.shareFlags, c.historyFlags, dir, c.Roles)
 		case "store":
 			err = s.addStore(watched)
 		}

@@ -160,25 +160,39 @@ func newStack(a *app, flags natsFlags, dir string) (*stack, error) {
 	return s, nil
 }
 
+// shareFlags say which part of a fleet the process's index keeps.
+type shareFlags struct {
+	Shard  prefix.Shard `help:"The part of the prefix hashes that the index keeps, as 2/8 for the second of eight; kvstrata gather asks all. Without: all." placeholder:"PART/PARTS" env:"KVSTRATA_SHARD"`
+	Models []string     `help:"Models that the index keeps, comma-separated. Without: all." placeholder:"MODEL" env:"KVSTRATA_MODELS"`
+}
+
 // addPrefix adds the prefix index; once is enough.
-func (s *stack) addPrefix(hashKey string) error {
+func (s *stack) addPrefix(hashKey string, share shareFlags) error {
 	if s.index != nil {
 		return nil
 	}
 	cfg := prefix.DefaultConfig()
-	cfg.HashKey = hashKey
+	cfg.HashKey, cfg.Shard, cfg.Models = hashKey, share.Shard, share.Models
 	s.index = prefix.New(cfg)
 	if err := s.registry.Register(s.index); err != nil {
 		return fmt.Errorf("register index metrics: %w", err)
 	}
-	s.consumer = subscriber.NewConsumer(subscriber.DefaultConsumerConfig(), s.bus, observedIndex{s.index, s}, "prefix", s.app.log, s.registry)
-	s.handlers["/v1/"] = s.index.Handler()
-	s.ready = append(s.ready, server.Ready{Name: "prefix", Check: func() error {
+	consume := subscriber.DefaultConsumerConfig()
+	consume.Models = share.Models
+	s.consumer = subscriber.NewConsumer(consume, s.bus, observedIndex{s.index, s}, "prefix", s.app.log, s.registry)
+	caughtUp := func() error {
 		if !s.consumer.CaughtUp() {
 			return errors.New("not caught up with the stream")
 		}
 		return nil
-	}})
+	}
+	s.handlers["/v1/"] = s.index.Handler()
+	s.handlers["/v1/shard"] = s.index.ShardHandler(caughtUp)
+	s.handlers["/v1/shard/"] = s.handlers["/v1/shard"]
+	if !cfg.Shard.Whole() {
+		s.handlers["/v1/lookup"] = s.index.RefuseLookup()
+	}
+	s.ready = append(s.ready, server.Ready{Name: "prefix", Check: caughtUp})
 	s.runs = append(s.runs, s.consumer.Run)
 	return nil
 }

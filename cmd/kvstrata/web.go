@@ -13,8 +13,8 @@ import (
 )
 
 // addWeb adds the dashboard, and what it shows: an index, and the queries.
-func (s *stack) addWeb(hashKey string, flags historyFlags, data string, roles []string) error {
-	if err := s.addPrefix(hashKey); err != nil {
+func (s *stack) addWeb(hashKey string, share shareFlags, flags historyFlags, data string, roles []string) error {
+	if err := s.addPrefix(hashKey, share); err != nil {
 		return err
 	}
 	cfg, err := flags.config(data)

@@ -120,6 +120,8 @@ func (s *Set) add(e *event.Entry) {
 	}
 	if tier, ok := s.addTier(e.Tier); ok {
 		s.rise(at, tier, e.Stored)
-		s.repeat(at, tier, e.Copies-1)
+		if e.Copies > 1 {
+			s.repeat(at, tier, e.Copies-1)
+		}
 	}
 }

@@ -58,7 +58,7 @@ func (w *Writer) stop() {
 	if w.trouble == "" {
 		w.trouble = notRunning
 	}
-	w.takenToken()
+	w.tellTaken()
 	select {
 	case <-w.running:
 		w.running = make(chan struct{})
@@ -66,11 +66,10 @@ func (w *Writer) stop() {
 	}
 }
 
-func (w *Writer) takenToken() {
-	select {
-	case w.taken <- struct{}{}:
-	default:
-	}
+// tellTaken wakes all who wait for room. The caller holds the lock.
+func (w *Writer) tellTaken() {
+	close(w.taken)
+	w.taken = make(chan struct{})
 }
 
 // begin takes the tables over from a writer before this one, which may not know that it lost them, and reads where they
@@ -192,7 +191,7 @@ func (w *Writer) take(now bool) *round {
 	}
 	r.at = w.reached
 	w.open, w.spare = w.spare, nil
-	w.takenToken()
+	w.tellTaken()
 	return r
 }
 

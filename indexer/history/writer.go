@@ -32,7 +32,7 @@ type Writer struct {
 	sources   map[event.Source]*sourceState
 	open      *round        // is being filled
 	spare     *round        // nil while it is being inserted
-	taken     chan struct{} // holds a token when the open round was taken
+	taken     chan struct{} // closed, and made anew, when the open round was taken
 	full      chan struct{} // holds a token when the open round wants to be taken
 	reached   event.Position
 	committed committed
@@ -132,7 +132,7 @@ func NewWriter(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Writer
 	}
 	w := &Writer{
 		cfg: cfg, log: log.With("role", "history"), running: make(chan struct{}),
-		taken: make(chan struct{}, 1), full: make(chan struct{}, 1), insert: insert, trouble: notRunning,
+		taken: make(chan struct{}), full: make(chan struct{}, 1), insert: insert, trouble: notRunning,
 	}
 	a, err := cfg.address()
 	if err != nil {
@@ -263,13 +263,14 @@ func (w *Writer) room(ctx context.Context, source event.Source, committed time.T
 			}
 			return r, nil
 		}
+		taken := w.taken
 		w.mu.Unlock()
 		select {
 		case w.full <- struct{}{}:
 		default:
 		}
 		select {
-		case <-w.taken:
+		case <-taken:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -43,21 +42,7 @@ func allow(methods string) http.HandlerFunc {
 
 func (x *Index) serveLookup(w http.ResponseWriter, r *http.Request) {
 	var req Request
-	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
-	dec.DisallowUnknownFields()
-	err := dec.Decode(&req)
-	if err == nil {
-		if _, end := dec.Token(); !errors.Is(end, io.EOF) {
-			err = errors.New("more follows the JSON object")
-		}
-	}
-	if err != nil {
-		var tooLarge *http.MaxBytesError
-		if errors.As(err, &tooLarge) {
-			writeError(w, http.StatusRequestEntityTooLarge, fmt.Errorf("request is larger than %d bytes", tooLarge.Limit))
-			return
-		}
-		writeError(w, http.StatusBadRequest, fmt.Errorf("request: %w; want JSON with model and token_ids or prefix_hashes", err))
+	if !ReadRequest(w, r, &req, "model and token_ids or prefix_hashes") {
 		return
 	}
 	answer, err := x.Lookup(&req)

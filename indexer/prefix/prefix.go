@@ -32,6 +32,10 @@ type Config struct {
 	StaleAfter time.Duration
 	// Clock tells the time.
 	Clock func() time.Time
+	// Shard is the part of the range of prefix hashes that the index keeps; the zero value is all of it.
+	Shard Shard
+	// Models are those that it is asked for; none = all. The index keeps whatever it is fed with: who feeds it leaves others out.
+	Models []string
 }
 
 // DefaultConfig returns the configuration of an index of public hashes.
