@@ -148,7 +148,12 @@ func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
 		if ev.Unrooted {
 			prefix = 0
 		}
-		if bl.Effect > 0 {
+		if prefix != 0 && !x.cfg.Shard.Holds(prefix) { // another index's, of which only the digest is this one's, too
+			r.drop(bl.Hash)
+			if bl.Effect > 0 {
+				s.digest += event.Mix64(bl.Hash, ev.Group, ev.Tier)
+			}
+		} else if bl.Effect > 0 {
 			if err := r.rise(b, ev, bl.Hash, prefix); err != nil {
 				return err
 			}
@@ -259,6 +264,17 @@ func (r *run) name(hash event.BlockHash, prefix event.PrefixHash) {
 	}
 }
 
+// drop takes a block away that turns out to be another index's.
+func (r *run) drop(hash event.BlockHash) {
+	for _, h := range r.group.shelves {
+		if h.forest == nil {
+			for h.fewer(hash) {
+			}
+			h.take(hash)
+		}
+	}
+}
+
 func (x *Index) applyEvicted(s *source, b *event.Batch, ev *event.Event) error {
 	g := s.group(ev.Group)
 	tier := slices.Index(x.tiers, ev.Tier)
@@ -269,6 +285,7 @@ func (x *Index) applyEvicted(s *source, b *event.Batch, ev *event.Event) error {
 		}
 		switch {
 		case g != nil && x.fall(g, tier, bl.Hash):
+		case !x.cfg.Shard.Whole() && (bl.Prefix == 0 || !x.cfg.Shard.Holds(bl.Prefix)): // another index's
 		case s.leftOut > 0:
 			s.leftOut--
 		default:

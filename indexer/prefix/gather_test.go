@@ -135,8 +135,8 @@ func TestAShardThatIsBehindShortens(t *testing.T) {
 	for ; !p.of[2].Holds(text.hashes()[behind]); behind++ {
 	}
 	ahead := func(m *event.Message) {
-		for i, x := range p.shards[:2] {
-			if _, err := x.Apply(t.Context(), ofShard(p.of[i], m)); err != nil {
+		for _, x := range p.shards[:2] {
+			if _, err := x.Apply(t.Context(), m); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -146,8 +146,7 @@ func TestAShardThatIsBehindShortens(t *testing.T) {
 	if n, _, _ := matched(); n != behind {
 		t.Errorf("%d blocks while a shard does not know the source, want %d", n, behind)
 	}
-	late := ofShard(p.of[2], first)
-	if _, err := p.shards[2].Apply(t.Context(), late); err != nil {
+	if _, err := p.shards[2].Apply(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
 	if n, _, _ := matched(); n != 32 {

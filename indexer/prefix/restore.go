@@ -45,6 +45,10 @@ func (in *intake) add(e *event.Entry) {
 	if e.Copies == 0 {
 		return
 	}
+	if e.Prefix != 0 && !in.index.cfg.Shard.Holds(e.Prefix) { // another index's, of which only the digest is this one's, too
+		in.room.digest += event.Digest(e.Copies) * event.Mix64(e.Hash, e.Group, e.Tier)
+		return
+	}
 	if in.rows = append(in.rows, *e); len(in.rows) == sweepPiece {
 		in.flush()
 	}

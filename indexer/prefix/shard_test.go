@@ -66,58 +66,6 @@ func TestEveryHashFallsToOneShard(t *testing.T) {
 	}
 }
 
-// ofShard returns what a shard keeps of a message: blocks whose names fall to it, and those without a name, since one may still be
-// told.
-func ofShard(s prefix.Shard, m *event.Message) *event.Message {
-	part := *m
-	part.Batches = nil
-	for _, b := range m.Batches {
-		events := b.Events
-		b.Events = nil
-		for _, ev := range events {
-			var kept []event.Block
-			for _, bl := range ev.Blocks {
-				if bl.Prefix == 0 || ev.Unrooted || s.Holds(bl.Prefix) {
-					kept = append(kept, bl)
-				}
-			}
-			ev.Blocks = kept
-			b.Events = append(b.Events, ev)
-		}
-		part.Batches = append(part.Batches, b)
-	}
-	return &part
-}
-
-// objectOfShard returns a checkpoint object without what does not fall to a shard.
-func objectOfShard(t tb, s prefix.Shard, object []byte) *bytes.Buffer {
-	t.Helper()
-	var kept []event.Entry
-	cp, err := event.ReadCheckpoint(bytes.NewReader(object), func(e *event.Entry) {
-		if e.Prefix == 0 || s.Holds(e.Prefix) {
-			kept = append(kept, *e)
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	cp.Entries, cp.Digest = uint64(len(kept)), 0
-	for i := range kept {
-		cp.Digest += event.Digest(kept[i].Copies) * event.Mix64(kept[i].Hash, kept[i].Group, kept[i].Tier)
-	}
-	var out bytes.Buffer
-	if err := event.WriteCheckpoint(&out, cp, func(yield func(*event.Entry) bool) {
-		for i := range kept {
-			if !yield(&kept[i]) {
-				return
-			}
-		}
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return &out
-}
-
 // parts is an index that keeps everything, and shards of it.
 type parts struct {
 	clock  *clock
@@ -154,8 +102,8 @@ func (p *parts) apply(t tb, m *event.Message) {
 	t.Helper()
 	apply(t, p.whole, m)
 	for i, x := range p.shards {
-		if _, err := x.Apply(context.Background(), ofShard(p.of[i], m)); err != nil {
-			t.Fatalf("shard %v: %v", p.of[i], err)
+		if digest, err := x.Apply(context.Background(), m); err != nil || digest != m.Digest {
+			t.Fatalf("shard %v: digest %x, want %x; %v", p.of[i], digest, m.Digest, err)
 		}
 	}
 }
@@ -163,8 +111,8 @@ func (p *parts) apply(t tb, m *event.Message) {
 func (p *parts) restore(t tb, object []byte) {
 	t.Helper()
 	restore(t, p.whole, bytes.NewBuffer(object))
-	for i, x := range p.shards {
-		restore(t, x, objectOfShard(t, p.of[i], object))
+	for _, x := range p.shards {
+		restore(t, x, bytes.NewBuffer(object))
 	}
 }
 
@@ -175,7 +123,7 @@ func TestShardHTTP(t *testing.T) {
 	pub := newPublisher(engine("e1"), false)
 	p := prompt(1, 8)
 	m := pub.message(t, []event.Event{p.stored(event.GPU, 0, 6), p.offloaded(event.CPU, 6, 7)})
-	if _, err := x.Apply(t.Context(), ofShard(cfg.Shard, m)); err != nil {
+	if _, err := x.Apply(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
 	h := x.ShardHandler(func() error { return nil })
@@ -221,5 +169,37 @@ func TestShardHTTP(t *testing.T) {
 	x.RefuseLookup().ServeHTTP(w, httptest.NewRequest("POST", "/v1/lookup", nil))
 	if w.Code != http.StatusMisdirectedRequest || !strings.Contains(w.Body.String(), "kvstrata gather") {
 		t.Errorf("a whole lookup: %d %s", w.Code, w.Body)
+	}
+}
+
+// Shards keep what falls to them and no more, also of blocks that get their names late.
+func TestShardsDivideTheBlocks(t *testing.T) {
+	p := newParts(4)
+	pub := newPublisher(engine("e1"), false)
+	text := prompt(1, 64)
+	for _, ev := range []event.Event{text.offloaded(event.CPU, 8, 16), text.stored(event.GPU, 4, 64), text.stored(event.GPU, 0, 4)} {
+		p.apply(t, pub.message(t, []event.Event{ev}))
+	}
+	count := func(x *prefix.Index) (n int) {
+		for range x.Resident(pub.source) {
+			n++
+		}
+		return n
+	}
+	sum := 0
+	for i, x := range p.shards {
+		n := count(x)
+		if sum += n; n == 0 || n > 40 {
+			t.Errorf("shard %v keeps %d of 72 blocks", p.of[i], n)
+		}
+	}
+	if whole := count(p.whole); sum != whole || whole != 72 {
+		t.Errorf("the shards keep %d blocks, the whole index %d", sum, whole)
+	}
+	p.apply(t, pub.message(t, []event.Event{text.evicted(event.GPU, 0, 64), text.evicted(event.CPU, 8, 16)}))
+	for i, x := range p.shards {
+		if n := count(x); n != 0 {
+			t.Errorf("shard %v keeps %d blocks that are gone", p.of[i], n)
+		}
 	}
 }

@@ -124,9 +124,10 @@ func (x *Index) LookupShard(r *ShardRequest) (*ShardAnswer, error) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	a := &ShardAnswer{Shard: x.cfg.Shard}
-	m := x.models[r.Model]
+	models := *x.models.Load()
+	m := models[r.Model]
 	if m == nil {
-		a.Models = slices.Sorted(maps.Keys(x.models))
+		a.Models = slices.Sorted(maps.Keys(models))
 		return a, nil
 	}
 	a.Serves = true
@@ -141,8 +142,8 @@ func (x *Index) LookupShard(r *ShardRequest) (*ShardAnswer, error) {
 	}
 	w := newShardWalk(r.Cuts, beyond.ranks)
 	stores := beyond.readFrom()
-	for _, s := range x.byID {
-		if s.model != m || r.Cluster != "" && s.name.Cluster != r.Cluster {
+	for _, s := range m.sources {
+		if r.Cluster != "" && s.name.Cluster != r.Cluster {
 			continue
 		}
 		one := ShardSource{Source: s.name}
@@ -153,7 +154,7 @@ func (x *Index) LookupShard(r *ShardRequest) (*ShardAnswer, error) {
 		a.Sources = append(a.Sources, one)
 	}
 	for i := range r.Cuts {
-		w.walk(m.tables[variant{r.Cuts[i].BlockSize, r.Cuts[i].Eagle}], i)
+		w.walk(x, m.forest(variant{r.Cuts[i].BlockSize, r.Cuts[i].Eagle}), i)
 	}
 	for i := range a.Sources {
 		w.finish(&a.Sources[i])
@@ -234,14 +235,13 @@ func (w *shardWalk) add(s *source, cut int, holes bool, groups ...uint32) {
 }
 
 // walk fills the lanes of one cut, up to the first block that none of them goes on with.
-func (w *shardWalk) walk(t table, cut int) {
+func (w *shardWalk) walk(x *Index, f *forest, cut int) {
 	for i, p := range w.cuts[cut].Hashes {
 		reached := false
-		h := t[p]
-		for o := range h.all {
-			for _, l := range w.lanes[cut][o.source] {
-				if (l.holes || len(l.ranks) >= i) && slices.Contains(l.groups, o.group) {
-					l.set(i, w.ranks[o.tier])
+		for _, h := range x.holders(f, p) {
+			for _, l := range w.lanes[cut][h.source.id] {
+				if (l.holes || len(l.ranks) >= i) && slices.Contains(l.groups, h.group.Index()) {
+					l.set(i, w.ranks[h.tier])
 					reached = true
 				}
 			}
