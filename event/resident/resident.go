@@ -42,6 +42,28 @@ type Change struct {
 	Delta     int8 // +1 rose, −1 fell
 }
 
+// MoveKind is what happened in a [Move].
+type MoveKind uint8
+
+// The kinds of moves.
+const (
+	Rose    MoveKind = 1 + iota // a block rose from no copy in a tier to one
+	Fell                        // its last copy in a tier went
+	Named                       // a block in a tier got its name
+	Emptied                     // every block went at once; none of them is told
+)
+
+// Move is one step of a set, of blocks with and without a name.
+type Move struct {
+	Kind      MoveKind
+	Hash      event.BlockHash
+	Prefix    event.PrefixHash // 0 = unknown
+	BlockSize uint32
+	Eagle     bool
+	Group     event.Group
+	Tier      event.Tier
+}
+
 // TierCount is how much of a set lies in one tier.
 type TierCount struct {
 	Tier   event.Tier
@@ -65,6 +87,7 @@ type Set struct {
 	orphans  int
 	oddities [numOddities]event.Counter
 	observe  func(Change)
+	moved    func(Move)
 
 	named []int32       // records that got a name in the batch being judged: who waited for them gets one too
 	told  []int32       // records whose names the batch's own runs do not tell: naming events will
@@ -79,9 +102,12 @@ func New(cfg Config, observe func(Change)) *Set {
 	return s
 }
 
+// OnMove has f told each move from now on, as it happens, after the observer; nil for nobody.
+func (s *Set) OnMove(f func(Move)) { s.moved = f }
+
 // Reset empties the set and forgets every name: a new life begins.
 func (s *Set) Reset() {
-	if s.observe != nil {
+	if s.observe != nil || s.moved != nil {
 		s.zero()
 	}
 	s.index = newTable()
@@ -151,6 +177,7 @@ func (s *Set) Clear() {
 
 // zero takes every copy out of every record, telling the observer.
 func (s *Set) zero() {
+	found := false
 	for i := range s.slab.all() {
 		if !s.slab.resident(i) {
 			continue
@@ -164,6 +191,10 @@ func (s *Set) zero() {
 		s.slab.setMore(i, nil)
 		s.slab.edit(i).first.copies = 0
 		s.retire(i)
+		found = true
+	}
+	if found && s.moved != nil {
+		s.moved(Move{Kind: Emptied})
 	}
 }
 
@@ -177,6 +208,27 @@ func (s *Set) Resident() iter.Seq[*event.Entry] {
 			}
 		}
 	}
+}
+
+// From yields the entries with copies of at most n places, from a place on, and returns where to go on; 0 = that was all. A block
+// keeps its place, and its tiers come together, as long as it has copies and the set is not reset: listed piece by piece, what is
+// there all the while comes exactly once. The pointer is valid until the next one.
+func (s *Set) From(place uint64, n int, yield func(*event.Entry)) (next uint64) {
+	snap := Snapshot{slab: s.slab, tiers: s.tierNames()}
+	var e event.Entry
+	used := uint64(s.slab.used)
+	for end := place + uint64(n); place < min(end, used); place++ {
+		snap.place(int32(place), &e, func(e *event.Entry) bool {
+			if e.Copies > 0 {
+				yield(e)
+			}
+			return true
+		})
+	}
+	if place >= used {
+		return 0
+	}
+	return place
 }
 
 // Copied returns how many copies of a block lie in a tier.
@@ -297,6 +349,7 @@ func (s *Set) rise(i int32, tier uint16, now event.Time) {
 		s.tiers[tier].Blocks++
 		s.fullest = max(s.fullest, s.records-s.names.length)
 		s.tell(r, tier, +1)
+		s.move(Rose, i, tier)
 	}
 }
 
@@ -329,6 +382,7 @@ func (s *Set) fall(i int32, tier uint16) (left uint32, stored event.Time) {
 	if left == 0 {
 		s.tiers[tier].Blocks--
 		s.tell(r, tier, -1)
+		s.move(Fell, i, tier)
 		if !s.slab.resident(i) {
 			s.retire(i)
 		}
@@ -349,9 +403,21 @@ func (s *Set) name(i int32, prefix event.PrefixHash) bool {
 	for h := range s.slab.holdings(i) {
 		if h.copies > 0 {
 			s.tell(r, h.tier, +1)
+			s.move(Named, i, h.tier)
 		}
 	}
 	return true
+}
+
+func (s *Set) move(kind MoveKind, i int32, tier uint16) {
+	if s.moved == nil {
+		return
+	}
+	r := s.slab.at(i)
+	s.moved(Move{
+		Kind: kind, Hash: s.slab.hash(i), Prefix: r.prefix, BlockSize: r.blockSize, Eagle: r.flags&recEagle != 0, Group: event.Group(r.group),
+		Tier: s.tiers[tier].Tier,
+	})
 }
 
 func (s *Set) tell(r *record, tier uint16, delta int8) {

@@ -43,27 +43,35 @@ func (snap *Snapshot) Entries() iter.Seq[*event.Entry] {
 	return func(yield func(*event.Entry) bool) {
 		var e event.Entry
 		for i := range snap.slab.used {
-			r := snap.slab.at(i)
-			if r.flags&recUsed == 0 {
-				continue
-			}
-			e = event.Entry{
-				Hash: snap.slab.hash(i), Group: event.Group(r.group), Prefix: r.prefix, Local: r.local,
-				HasParent: r.flags&recParent != 0, Seed: r.seed, BlockSize: r.blockSize, Eagle: r.flags&recEagle != 0,
-			}
-			if e.HasParent {
-				e.Parent = snap.slab.parent(i)
-			}
-			if !snap.yield(&e, r.first, yield) {
+			if !snap.place(i, &e, yield) {
 				return
-			}
-			for _, h := range snap.slab.more(i) {
-				if !snap.yield(&e, h, yield) {
-					return
-				}
 			}
 		}
 	}
+}
+
+// place yields the entries of place i, in e.
+func (snap *Snapshot) place(i int32, e *event.Entry, yield func(*event.Entry) bool) bool {
+	r := snap.slab.at(i)
+	if r.flags&recUsed == 0 {
+		return true
+	}
+	*e = event.Entry{
+		Hash: snap.slab.hash(i), Group: event.Group(r.group), Prefix: r.prefix, Local: r.local,
+		HasParent: r.flags&recParent != 0, Seed: r.seed, BlockSize: r.blockSize, Eagle: r.flags&recEagle != 0,
+	}
+	if e.HasParent {
+		e.Parent = snap.slab.parent(i)
+	}
+	if !snap.yield(e, r.first, yield) {
+		return false
+	}
+	for _, h := range snap.slab.more(i) {
+		if !snap.yield(e, h, yield) {
+			return false
+		}
+	}
+	return true
 }
 
 // yield completes an entry by the copies in one tier, and yields it.

@@ -48,6 +48,7 @@ type Index struct {
 	tiers   []event.Tier
 	hot     map[hotKey]*heat
 	asked   asked
+	service service
 }
 
 // source is what is known of one source.
@@ -75,6 +76,8 @@ type source struct {
 	agreed    uint64 // digests
 	differed  uint64
 	lastAgree bool
+
+	story story // for the service
 }
 
 // model is every block of one model, by how its prompts are cut.
@@ -129,6 +132,7 @@ func (x *Index) source(name event.Source) *source {
 		status: event.Status{Source: name, State: event.StateRecovering, Reason: "nothing told yet"},
 	}
 	s.set = resident.New(resident.Config{}, func(c resident.Change) { x.change(s, c) })
+	s.set.OnMove(func(m resident.Move) { x.moved(s, m) })
 	x.sources[name] = s
 	x.byID = append(x.byID, s)
 	if name.Origin == event.Connector {
@@ -227,7 +231,8 @@ func (x *Index) Restore(_ context.Context, object io.Reader) (*event.Checkpoint,
 		return nil, fmt.Errorf("read checkpoint: %w", err)
 	}
 	// The header names the source; the set reads it again.
-	head, err := event.ReadCheckpoint(bytes.NewReader(data), func(*event.Entry) {})
+	var seen seeds
+	head, err := event.ReadCheckpoint(bytes.NewReader(data), seen.noteEntry)
 	if err != nil {
 		return nil, err
 	}
@@ -235,6 +240,7 @@ func (x *Index) Restore(_ context.Context, object io.Reader) (*event.Checkpoint,
 	defer x.mu.Unlock()
 	s := x.source(head.Source)
 	defer x.numberTiers(s)
+	defer x.reload(s, &seen)()
 	cp, err := s.set.Load(bytes.NewReader(data))
 	if err != nil {
 		s.set.Reset()
@@ -275,8 +281,11 @@ func (x *Index) Apply(_ context.Context, m *event.Message) (event.Digest, error)
 		s.epoch, s.started, s.seq, s.doubt = m.Epoch, false, 0, ""
 	}
 	s.fence = m.Fence
+	x.told(s)
+	defer x.told(s)
 	defer x.numberTiers(s)
 	for i := range m.Batches {
+		x.reading(s, &m.Batches[i])
 		if err := s.apply(&m.Batches[i]); err != nil {
 			s.doubt = err.Error()
 			return 0, err
@@ -315,6 +324,7 @@ func (x *Index) Tell(st *event.Status) {
 		s.recipe = recipeOf(st)
 	}
 	s.status, s.spoken, s.toldAt = *st, true, x.cfg.Clock()
+	x.told(s)
 }
 
 // Compared notes whether a digest sent with the stream was this index's own. Where it was not, the source is left out
@@ -323,6 +333,7 @@ func (x *Index) Compared(name event.Source, agreed bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := x.source(name)
+	defer x.told(s)
 	s.lastAgree = agreed
 	if agreed {
 		s.agreed++

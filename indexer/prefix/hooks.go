@@ -1,0 +1,116 @@
+package prefix
+
+import (
+	"cmp"
+	"time"
+
+	"kvstrata/event"
+	"kvstrata/event/resident"
+)
+
+// service is what the index keeps for its public service beside what lookups need. The zero value is ready; the index's lock guards
+// it.
+type service struct {
+	gone     evictions
+	seeds    map[string]*seeds // by model
+	watchers *watchers         // nil while nobody subscribes
+}
+
+// story is what the service keeps of a source.
+type story struct {
+	seq     event.Seq  // of the batch that is being applied
+	at      event.Time // when its subscriber received it
+	since   time.Time  // since when everything that happened to the source was seen here
+	loading bool       // a checkpoint is being read: its blocks are no changes
+	turn    int64      // of the listing by pages: grows with each life and each checkpoint read
+	seeds   *seeds     // of its model; nil until one is seen
+	epoch   event.Epoch
+	dead    bool // with epoch: the life that subscribers were told of last
+}
+
+// The core calls these with the write lock held: reading before a batch is applied, moved for each step of a source's set,
+// reload around the reading of a checkpoint, and told whenever a source's life or state may have changed.
+
+// reading notes what is about to be applied.
+func (x *Index) reading(s *source, b *event.Batch) {
+	s.story.seq, s.story.at = b.Last, cmp.Or(b.Received, b.Time)
+	for i := range b.Events {
+		if ev := &b.Events[i]; ev.Kind == event.Stored && ev.Seed != 0 {
+			x.seedsOf(s).note(ev.Seed, ev.LoRA)
+		}
+	}
+}
+
+// moved notes one step of a source's set.
+func (x *Index) moved(s *source, m resident.Move) {
+	if s.story.loading {
+		return
+	}
+	switch {
+	case m.Kind == resident.Emptied:
+		s.story.since = x.cfg.Clock()
+	case m.Kind == resident.Fell && m.Prefix != 0:
+		x.service.gone.add(eviction{source: s.id, group: m.Group.Index(), prefix: m.Prefix, tier: m.Tier, time: s.story.at})
+	}
+	if x.service.watchers != nil {
+		x.service.watchers.moved(s, &m)
+	}
+}
+
+// reload is called before a checkpoint is read, and what it returns afterwards, however that ended.
+func (x *Index) reload(s *source, seen *seeds) (done func()) {
+	s.story.loading = true
+	return func() {
+		s.story.loading = false
+		x.beginStory(s)
+		s.story.epoch, s.story.seq, _ = s.life()
+		s.story.dead = s.isDead()
+		for _, one := range seen.list {
+			x.seedsOf(s).note(one.sealed, one.lora)
+		}
+		if x.service.watchers != nil {
+			x.service.watchers.begin(x, s)
+		}
+	}
+}
+
+// told looks for a new life and a new state of a source.
+func (x *Index) told(s *source) {
+	epoch, _, _ := s.life()
+	isNew := epoch != s.story.epoch || s.isDead() != s.story.dead || s.story.since.IsZero()
+	if isNew {
+		x.beginStory(s)
+		s.story.epoch, s.story.dead = epoch, s.isDead()
+	}
+	switch w := x.service.watchers; {
+	case w == nil:
+	case isNew:
+		w.begin(x, s)
+	default:
+		w.state(x, s)
+	}
+}
+
+// beginStory notes that a source is told anew. Turns of other processes are others, so that a listing that began there is not
+// continued here.
+func (x *Index) beginStory(s *source) {
+	s.story.since = x.cfg.Clock()
+	s.story.turn = max(s.story.turn+1, s.story.since.UnixNano())
+}
+
+// seedsOf returns the seeds seen of a source's model.
+func (x *Index) seedsOf(s *source) *seeds {
+	if s.story.seeds != nil {
+		return s.story.seeds
+	}
+	all := x.service.seeds[s.name.Model]
+	if all == nil {
+		if x.service.seeds == nil {
+			x.service.seeds = make(map[string]*seeds)
+		}
+		all = new(seeds)
+		x.service.seeds[s.name.Model] = all
+	}
+	s.story.seeds = all
+	return all
+}
