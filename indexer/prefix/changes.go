@@ -93,6 +93,7 @@ type Subscription struct {
 	index  *Index
 	wants  *watch
 	wake   chan struct{} // room for one: something is there
+	piece  int           // places that a listing reads at once
 	states map[*source]toldState
 
 	mu     sync.Mutex
@@ -134,7 +135,9 @@ func (x *Index) Subscribe(r *WatchRequest) (*Subscription, error) {
 	if err := r.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Subscription{index: x, wake: make(chan struct{}, 1), states: make(map[*source]toldState), turns: make(map[*source]uint32)}
+	s := &Subscription{
+		index: x, wake: make(chan struct{}, 1), piece: listedAtOnce, states: make(map[*source]toldState), turns: make(map[*source]uint32),
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	var err error
@@ -352,7 +355,7 @@ func (s *Subscription) list() []Change {
 	s.out = s.out[:0]
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock() // the writer waits: for some thousand entries at most
-	part := s.index.list(l.source, l.next, listedAtOnce, func(e *event.Entry) {
+	part := s.index.list(l.source, l.next, s.piece, func(e *event.Entry) {
 		if s.wants.block(e.Prefix, variant{e.BlockSize, e.Eagle}) {
 			s.out = append(s.out, Change{Kind: Held, Source: &l.source.name, Block: ChangedBlock{
 				Hash: e.Hash, Prefix: e.Prefix, Tier: e.Tier, Group: e.Group.Index(), BlockSize: e.BlockSize,
