@@ -48,7 +48,7 @@ type rpcDoor struct {
 }
 
 // NewRPC binds the listener at cfg.RPC, of host:port as the others; register enters the services. The tokens and the certificate are cfg's.
-func NewRPC(cfg Config, register func(grpc.ServiceRegistrar), log *slog.Logger) (*RPC, error) {
+func NewRPC(cfg Config, register func(*grpc.Server), log *slog.Logger) (*RPC, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
