@@ -16,7 +16,7 @@ const (
 	maxSubscribers = 64
 	maxQueue       = 1 << 16 // changes that wait for one subscriber
 	maxTaken       = 4096    // changes that Next returns at once
-	listedAtOnce   = 4096 // places that a listing reads at once, while the index stands still
+	listedAtOnce   = 4096    // places that a listing reads at once, while the index stands still
 	watchState     = time.Second
 )
 

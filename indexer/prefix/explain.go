@@ -170,6 +170,16 @@ func (e *explaining) find() {
 	x, r := e.index, &e.request.Request
 	unnamed := x.unnamed(e.model, r, e.now)
 	for v := range unnamed.variants(e.model) {
+		e.cuts[v] = nil
+	}
+	for _, s := range x.byID { // a source that holds nothing any more still cuts prompts
+		if s.model == e.model && !s.isDead() {
+			for _, g := range s.prefixGroups() {
+				e.cuts[variant{g.BlockSize, g.Eagle}] = nil
+			}
+		}
+	}
+	for v := range e.cuts {
 		e.cuts[v] = x.prefixes(r, v)
 		for i, p := range e.cuts[v] {
 			for h := range x.places(e.model, v, p) {
