@@ -372,3 +372,31 @@ func TestSubscribersHearOfSilence(t *testing.T) {
 		}
 	})
 }
+
+// The end of a listing counts for nothing when its source was begun anew before that end was heard of.
+func TestAListingThatWasOvertakenIsNotExact(t *testing.T) {
+	x, _ := newIndex()
+	pub := newPublisher(engine("e"), false)
+	pub.tell(t, x, prompt(1, 2).stored(event.GPU, 0, 1))
+	sub, err := x.Subscribe(&prefix.WatchRequest{Source: pub.source.Tokens()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Close()
+	var kinds []string
+	for len(kinds) < 5 {
+		changes, err := sub.Next(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range changes {
+			kinds = append(kinds, c.Kind.String())
+		}
+		if len(kinds) == 1 {
+			restore(t, x, pub.checkpoint(t))
+		}
+	}
+	if diff := cmp.Diff([]string{"begin", "held", "begin", "held", "listed"}, kinds); diff != "" {
+		t.Error(diff)
+	}
+}
