@@ -17,6 +17,10 @@ type route struct {
 var publicRoutes = []route{
 	{"POST /v1/lookup", 16 << 20, 30 * time.Second},       // reads: a prompt is too long for a URL
 	{"POST /v1/shard/lookup", 16 << 20, 30 * time.Second}, // reads: what a gather asks
+	{"POST /v1/lookup/batch", 16 << 20, 30 * time.Second},
+	{"POST /v1/lookup/explain", 16 << 20, 30 * time.Second},
+	{"/v1/changes", 0, 0},             // a stream: the index bounds how many there are, and how much waits for each
+	{"POST /v1/changes", 16 << 20, 0}, // reads, too
 	{"POST " + loginPath, 4 << 10, 10 * time.Second},
 	{"/v1/live", 0, 0}, // a WebSocket: package web bounds their number, their frames and their silence
 	{"/v1/query/", 0, 30 * time.Second},

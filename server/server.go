@@ -21,16 +21,17 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Config says where to listen. Both addresses are host:port; port 0 takes a free one.
+// Config says where to listen. All addresses are host:port; port 0 takes a free one.
 type Config struct {
 	Listen string // public API
 	Admin  string // /healthz, /readyz, /metrics, /debug/pprof
+	RPC    string // gRPC, by NewRPC; empty for none
 
 	// TokenFile is a file of tokens, one a line, one of which every request must show but those for health. It is read again
 	// when it changes. Token is one that comes from elsewhere. With neither, everybody may ask.
 	TokenFile string
 	Token     Secret
-	// TLSCert and TLSKey are PEM files of the certificate of both listeners, read again when they change; empty for none.
+	// TLSCert and TLSKey are PEM files of the certificate of all listeners, read again when they change; empty for none.
 	TLSCert, TLSKey string
 }
 
@@ -43,7 +44,10 @@ func DefaultConfig() Config { return Config{Listen: "127.0.0.1:8080", Admin: "12
 // Validate reports every problem at once.
 func (c Config) Validate() error {
 	var errs []error
-	for _, at := range []struct{ flag, addr string }{{"--listen", c.Listen}, {"--admin", c.Admin}} {
+	for _, at := range []struct{ flag, addr string }{{"--listen", c.Listen}, {"--admin", c.Admin}, {"--grpc", c.RPC}} {
+		if at.addr == "" && at.flag == "--grpc" {
+			continue
+		}
 		_, port, err := net.SplitHostPort(at.addr)
 		if err == nil {
 			_, err = net.LookupPort("tcp", port)

@@ -85,6 +85,8 @@ func TestNoDoorStandsOpen(t *testing.T) {
 		{run + "--listen [::]:0", "--listen", "--token-file"},
 		{run + "--listen no.such.host.invalid:0", "--listen", "--token-file"},
 		{run + "--admin " + out + ":0", "--admin", "--token-file"},
+		{run + "--grpc " + out + ":0", "--grpc", "--token-file"},
+		{demo + "--grpc 0.0.0.0:0", "--grpc", "--token-file"},
 		{run + "--nats-listen " + out + ":0", "--nats-listen", "--nats-user or --nats-nkey"},
 		{demo + "--listen " + out + ":0", "--listen", "--token-file"},
 		{demo + "--admin 0.0.0.0:0", "--admin", "--token-file"},

@@ -74,12 +74,13 @@ func reachable(address string) bool {
 	return false
 }
 
-// entrances are the API and the admin listener.
+// entrances are the API, the admin listener and the gRPC service.
 func (f listenFlags) entrances() []entrance {
 	guarded := f.config().Guarded()
 	return []entrance{
 		{"--listen", f.Listen, guarded, "--token-file"},
 		{"--admin", f.Admin, guarded, "--token-file"},
+		{"--grpc", f.GRPC, guarded, "--token-file"},
 	}
 }
 

@@ -25,6 +25,8 @@ type lookupCmd struct {
 	LoRA    string   `name:"lora" help:"Adapter name."`
 	Salt    string   `help:"Cache salt."`
 	Hashes  bool     `help:"The arguments are prefix hashes, in hexadecimal."`
+	Explain bool     `help:"Tell of each source why its match ends where it does."`
+	Device  bool     `help:"With --explain: count blocks on the device only."`
 	JSON    bool     `name:"json" help:"Print the answer as JSON."`
 	Prompt  []string `arg:"" optional:"" help:"Token ids, or - to read them from standard input, separated by blanks or commas."`
 }
@@ -35,6 +37,7 @@ func (lookupCmd) Help() string {
 
   kvstrata lookup --model demo/llama-sim 101 202 303
   kvstrata lookup --model demo/llama-sim --hashes cb39170ee0a1e03c
+  kvstrata lookup --model demo/llama-sim --explain 101 202 303
   tokenize prompt.txt | kvstrata lookup --model meta/Llama-3.1-8B -`
 }
 
@@ -63,11 +66,17 @@ func (c *lookupCmd) Run(a *app) error {
 	if len(words) == 0 {
 		return usagef("no prompt: give token ids, or - to read them from standard input")
 	}
-	var answer prefix.Answer
+	if c.Device && !c.Explain {
+		return usagef("--device: goes with --explain; every lookup says how much lies on the device")
+	}
 	client, err := c.client(a.log, 30*time.Second)
 	if err != nil {
 		return err
 	}
+	if c.Explain {
+		return c.explain(a, client, &prefix.ExplainRequest{Request: req, Device: c.Device})
+	}
+	var answer prefix.Answer
 	body, err := post(a, client, c.Server+"/v1/lookup", &req, &answer)
 	if err != nil {
 		return err
@@ -77,6 +86,26 @@ func (c *lookupCmd) Run(a *app) error {
 		return err
 	}
 	return printAnswer(a.stdout, &answer)
+}
+
+// explain asks why, and prints a sentence a source.
+func (c *lookupCmd) explain(a *app, client *http.Client, req *prefix.ExplainRequest) error {
+	var told prefix.Explanation
+	body, err := post(a, client, c.Server+"/v1/lookup/explain", req, &told)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		_, err = a.stdout.Write(body)
+		return err
+	}
+	for i := range told.Endings {
+		fmt.Fprintf(a.stdout, "%s: %s\n", text(told.Endings[i].Source, "text"), text(told.Endings[i].Text, "text"))
+	}
+	if len(told.Unknown) > 0 {
+		fmt.Fprintln(a.stdout, "Prefix hashes do not say whether the same tokens are there under another salt or adapter; token ids do.")
+	}
+	return nil
 }
 
 func (c *lookupCmd) words() ([]string, error) {
@@ -114,16 +143,21 @@ func post(a *app, client *http.Client, url string, request, answer any) ([]byte,
 		return nil, errNoToken
 	}
 	if resp.StatusCode != http.StatusOK {
-		var problem struct{ Error string }
-		if json.Unmarshal(body, &problem) == nil && problem.Error != "" {
-			return nil, fmt.Errorf("the index says: %s", problem.Error)
-		}
-		return nil, fmt.Errorf("the index answers %s; is %s one?", resp.Status, url)
+		return nil, refusal(resp, body)
 	}
 	if err := json.Unmarshal(body, answer); err != nil {
 		return nil, fmt.Errorf("read the index's answer: %w", err)
 	}
 	return body, nil
+}
+
+// refusal is what an index that does not answer says instead.
+func refusal(resp *http.Response, body []byte) error {
+	var problem struct{ Error string }
+	if json.Unmarshal(body, &problem) == nil && problem.Error != "" {
+		return fmt.Errorf("the index says: %s", problem.Error)
+	}
+	return fmt.Errorf("the index answers %s; is %s one?", resp.Status, resp.Request.URL.Host)
 }
 
 func printAnswer(out io.Writer, answer *prefix.Answer) error {

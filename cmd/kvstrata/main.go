@@ -41,6 +41,7 @@ type cli struct {
 	Migrate migrateCmd `cmd:"" help:"Bring a ClickHouse to the present schema."`
 	Gather  gatherCmd  `cmd:"" help:"Answer lookups from indexes that each keep a part."`
 	Lookup  lookupCmd  `cmd:"" help:"Ask an index who holds the longest prefix."`
+	Changes changesCmd `cmd:"" help:"Print what an index holds, and then what changes, as JSON lines."`
 	Doctor  doctorCmd  `cmd:"" help:"Check what kvstrata needs, a line each."`
 	Bench   benchCmd   `cmd:"" help:"Measure."`
 	Version versionCmd `cmd:"" help:"Print versions."`

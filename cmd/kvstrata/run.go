@@ -102,6 +102,9 @@ func (c *runCmd) Run(a *app) error {
 		return err
 	}
 	fmt.Fprintf(a.stdout, "kvstrata %s\n  api    %s\n  admin  %s\n", strings.Join(c.Roles, ", "), s.server.URL(), s.server.AdminURL())
+	if s.rpc != nil {
+		fmt.Fprintf(a.stdout, "  grpc   %s\n", s.rpc.Address())
+	}
 	if s.nats != nil {
 		fmt.Fprintf(a.stdout, "  nats   embedded at %s, streams in %s\n", s.nats.URL(), dir)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 
 	"kvstrata/bus"
 	"kvstrata/event"
@@ -61,14 +62,15 @@ func (f edgeFlags) subscriber() subscriber.Config {
 type listenFlags struct {
 	Listen    string `help:"Address of the API." default:"127.0.0.1:8080" env:"KVSTRATA_LISTEN"`
 	Admin     string `help:"Address of health, metrics and profiles." default:"127.0.0.1:8081" env:"KVSTRATA_ADMIN"`
+	GRPC      string `name:"grpc" help:"Address of the index's gRPC service, with the roles prefix and web; port 0 takes a free one. Empty: none." placeholder:"HOST:PORT" env:"KVSTRATA_GRPC"`
 	TokenFile string `help:"File of tokens, one a line, one of which every request must show; or $KVSTRATA_TOKEN holds one." type:"path" placeholder:"FILE" env:"KVSTRATA_TOKEN_FILE"`
-	TLSCert   string `name:"tls-cert" help:"Certificate in PEM of both listeners." type:"path" placeholder:"FILE" env:"KVSTRATA_TLS_CERT"`
+	TLSCert   string `name:"tls-cert" help:"Certificate in PEM of all listeners." type:"path" placeholder:"FILE" env:"KVSTRATA_TLS_CERT"`
 	TLSKey    string `name:"tls-key" help:"The key of --tls-cert." type:"path" placeholder:"FILE" env:"KVSTRATA_TLS_KEY"`
 }
 
 func (f listenFlags) config() server.Config {
 	return server.Config{
-		Listen: f.Listen, Admin: f.Admin, TokenFile: f.TokenFile, Token: server.Secret(os.Getenv(server.TokenVariable)),
+		Listen: f.Listen, Admin: f.Admin, RPC: f.GRPC, TokenFile: f.TokenFile, Token: server.Secret(os.Getenv(server.TokenVariable)),
 		TLSCert: f.TLSCert, TLSKey: f.TLSKey,
 	}
 }
@@ -100,6 +102,7 @@ type stack struct {
 	reader    *history.Reader
 	watch     *historyWatch
 	server    *server.Server
+	rpc       *server.RPC // nil without --grpc
 
 	handlers map[string]http.Handler
 	ready    []server.Ready
@@ -243,7 +246,7 @@ func (s *stack) listen(flags listenFlags) error {
 	if err := flags.config().Validate(); err != nil {
 		return usagef("%w", err)
 	}
-	if flags.config().Guarded() && flags.TLSCert == "" && (reachable(flags.Listen) || reachable(flags.Admin)) {
+	if flags.config().Guarded() && flags.TLSCert == "" && (reachable(flags.Listen) || reachable(flags.Admin) || reachable(flags.GRPC)) {
 		s.app.log.Warn("tokens travel in the clear: give --tls-cert and --tls-key, or have something in front that speaks TLS")
 	}
 	srv, err := server.New(flags.config(), s.handlers, s.ready, s.registry, s.app.log)
@@ -252,6 +255,24 @@ func (s *stack) listen(flags listenFlags) error {
 	}
 	s.server = srv
 	s.runs = append(s.runs, srv.Run)
+	if flags.GRPC == "" {
+		return nil
+	}
+	return s.listenRPC(flags)
+}
+
+// listenRPC binds the address of the index's gRPC service.
+func (s *stack) listenRPC(flags listenFlags) error {
+	if s.index == nil {
+		return usagef("--grpc %s: serves the index, and no role of this process has one; add prefix to --roles", flags.GRPC)
+	}
+	rpc, err := server.NewRPC(flags.config(), func(r *grpc.Server) { s.index.RegisterRPC(r, s.consumer.CaughtUp) }, s.app.log)
+	if err != nil {
+		return err
+	}
+	s.app.log.Info("the index's gRPC service is up", "address", rpc.Address())
+	s.rpc = rpc
+	s.runs = append(s.runs, rpc.Run)
 	return nil
 }
 

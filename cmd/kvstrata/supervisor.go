@@ -163,11 +163,11 @@ func (c *demoCmd) addProcesses(s *stack, sup *supervisor, engines *demoEngines, 
 	}
 	for _, role := range roles {
 		args := append([]string{"run", "--roles", role}, common...)
-		listen, admin := "127.0.0.1:0", "127.0.0.1:0"
+		listen, admin, grpc := "127.0.0.1:0", "127.0.0.1:0", ""
 		if role == "web" {
-			listen, admin = c.Listen, c.Admin
+			listen, admin, grpc = c.Listen, c.Admin, c.GRPC
 		}
-		args = append(args, "--listen", listen, "--admin", admin, "--log-level", s.app.level.String())
+		args = append(args, "--listen", listen, "--admin", admin, "--grpc="+grpc, "--log-level", s.app.level.String())
 		if role == "subscriber" {
 			args = append(args, "--tokens", c.Tokens)
 			if c.AllowInvertible {

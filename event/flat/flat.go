@@ -401,6 +401,27 @@ func (m *Map) From(place uint64, yield func(key uint64, value uint32) bool) (nex
 	return place&^(width-1) + width
 }
 
+// PageEnd returns the place behind the page that a place lies in.
+func (m *Map) PageEnd(place uint64) uint64 {
+	i := int(place >> m.shift)
+	if i >= len(m.dir) {
+		return Done
+	}
+	width := uint64(1) << (32 - m.dir[i].depth)
+	return place&^(width-1) + width
+}
+
+// Range yields the keys and values between two places that lie in one page: no further apart than PageEnd says. The place of a key is
+// the same in all maps of a pool.
+func (m *Map) Range(place, end uint64, yield func(key uint64, value uint32)) {
+	m.From(place, func(key uint64, value uint32) bool {
+		if uint64(warp(m.pool.hash(key))) < end {
+			yield(key, value)
+		}
+		return true
+	})
+}
+
 // Done is the place behind the last key.
 const Done = uint64(1) << 32
 

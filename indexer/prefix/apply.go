@@ -21,6 +21,7 @@ func (x *Index) Apply(_ context.Context, m *event.Message) (event.Digest, error)
 		b := &m.Batches[i]
 		x.touch(s, b)
 		x.begin()
+		x.reading(s, b)
 		err := x.applyBatch(s, b)
 		if err != nil {
 			s.doubt = err.Error()
@@ -29,6 +30,9 @@ func (x *Index) Apply(_ context.Context, m *event.Message) (event.Digest, error)
 			s.refresh()
 		}
 		x.version.Add(1)
+		if i == len(m.Batches)-1 || err != nil {
+			x.told(s)
+		}
 		if err == nil {
 			x.heatUp(s, b, s.appliedAt)
 			s.totals.add(b)
@@ -55,6 +59,7 @@ func (x *Index) enter(m *event.Message) *source {
 		s.epoch, s.started, s.seq, s.doubt = m.Epoch, false, 0, ""
 	}
 	s.fence = m.Fence
+	x.told(s)
 	s.appliedAt = x.cfg.Clock()
 	return s
 }
@@ -216,6 +221,7 @@ func (r *run) add(tier uint16, hash event.BlockHash, prefix event.PrefixHash) {
 			*id = h.forest.enter(prefix, r.depth)
 			h.copies++
 			r.index.join(h, *id)
+			r.index.went(rose, h, hash, *id)
 			return
 		}
 	}
@@ -244,6 +250,7 @@ func (r *run) add(tier uint16, hash event.BlockHash, prefix event.PrefixHash) {
 	if f != nil {
 		r.index.join(h, id)
 	}
+	r.index.went(rose, h, hash, id)
 }
 
 // name gives a block that has none a name, in every tier that it lies in.
@@ -261,6 +268,7 @@ func (r *run) name(hash event.BlockHash, prefix event.PrefixHash) {
 		to.put(hash, id)
 		to.again(hash, more)
 		r.index.join(to, id)
+		r.index.went(named, to, hash, id)
 	}
 }
 
@@ -270,7 +278,9 @@ func (r *run) drop(hash event.BlockHash) {
 		if h.forest == nil {
 			for h.fewer(hash) {
 			}
-			h.take(hash)
+			if h.take(hash) != 0 {
+				r.index.went(fell, h, hash, unnamedBlock)
+			}
 		}
 	}
 }
@@ -306,6 +316,7 @@ func (x *Index) fall(g *group, tier int, hash event.BlockHash) bool {
 			return true
 		}
 		if id := h.take(hash); id != 0 {
+			x.went(fell, h, hash, id)
 			if h.forest != nil {
 				x.part(h, id)
 			}

@@ -225,6 +225,7 @@ func (x *Index) handle(h *shelf, row *handRow) {
 		h.source.leftOut++
 	}
 	id := h.take(row.hash)
+	x.went(fell, h, row.hash, id)
 	h.source.leftOut++
 	if h.forest != nil {
 		x.part(h, id)

@@ -14,7 +14,8 @@ import (
 // maxBody bounds a lookup's request: a million token ids and more.
 const maxBody = 16 << 20
 
-// Handler serves POST /v1/lookup, and GET /v1/sources, /v1/prefixes and /v1/resident. Errors are JSON objects with a field error that says what to
+// Handler serves POST /v1/lookup, /v1/lookup/batch and /v1/lookup/explain, and GET /v1/sources, /v1/prefixes, /v1/resident and
+// /v1/changes. Errors are JSON objects with a field error that says what to
 // change.
 func (x *Index) Handler() http.Handler {
 	mux := http.NewServeMux()
@@ -26,8 +27,9 @@ func (x *Index) Handler() http.Handler {
 	for _, path := range []string{"/v1/sources", "/v1/prefixes", "/v1/resident"} {
 		mux.HandleFunc(path, allow("GET, HEAD"))
 	}
+	x.mountService(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		writeError(w, http.StatusNotFound, errors.New("no such path; there are POST /v1/lookup, and GET /v1/sources, /v1/prefixes and /v1/resident"))
+		writeError(w, http.StatusNotFound, errors.New("no such path; there are POST /v1/lookup, /v1/lookup/batch and /v1/lookup/explain, and GET /v1/sources, /v1/prefixes, /v1/resident and /v1/changes"))
 	})
 	return mux
 }
@@ -98,6 +100,10 @@ type residentLine struct {
 
 // serveResident lists a source's resident blocks as they are at one moment, a JSON line each.
 func (x *Index) serveResident(w http.ResponseWriter, r *http.Request) {
+	if asksForPage(r) {
+		x.servePage(w, r)
+		return
+	}
 	id := r.URL.Query().Get("source")
 	name, err := event.ParseSource(id)
 	if err != nil {

@@ -97,6 +97,9 @@ func (r *Request) Validate() error {
 	if r.BlockSize > 0 && len(r.Tokens) > 0 {
 		errs = append(errs, errors.New("block_size: goes with prefix_hashes; tokens are cut as each source cuts them"))
 	}
+	if n := max(len(r.Tokens), len(r.Hashes)); n > maxPrompt {
+		errs = append(errs, fmt.Errorf("token_ids, prefix_hashes: %d of them; want %d at most", n, maxPrompt))
+	}
 	return errors.Join(errs...)
 }
 

@@ -70,6 +70,7 @@ type Index struct {
 	tiers       []event.Tier
 	hot         map[hotKey]*heat
 	asked       asked
+	service     service
 }
 
 // source is what is known of one source.
@@ -103,6 +104,7 @@ type source struct {
 	reshaped  bool   // groups or shelves came or changed since crooked was found out
 	crooked   bool   // left to Lookup by Readers
 	misses    uint32 // what touching added up to, so that it is not left out
+	story     story  // for the service
 
 	// What Readers look at.
 	answers atomic.Bool  // but for silence
@@ -287,6 +289,7 @@ func (x *Index) Tell(st *event.Status) {
 	}
 	s.status, s.spoken, s.toldAt = *st, true, x.cfg.Clock()
 	s.refresh()
+	x.told(s)
 	x.end()
 	x.tidy(0)
 }
@@ -297,6 +300,7 @@ func (x *Index) Compared(name event.Source, agreed bool) {
 	x.begin()
 	defer x.end()
 	s := x.source(name)
+	defer x.told(s)
 	s.lastAgree = agreed
 	if agreed {
 		s.agreed++

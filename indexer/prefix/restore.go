@@ -32,6 +32,8 @@ type intake struct {
 	rows   []event.Entry
 	groups []*group // by number
 	sum    uint32
+	seen   seeds
+	done   func() // tells the service how it ended
 }
 
 func (in *intake) begin(cp *event.Checkpoint) {
@@ -39,9 +41,11 @@ func (in *intake) begin(cp *event.Checkpoint) {
 	defer in.index.end()
 	in.source = in.index.source(cp.Source)
 	in.room.model, in.room.name = in.source.model, in.source.name
+	in.done = in.index.reload(in.source, &in.seen)
 }
 
 func (in *intake) add(e *event.Entry) {
+	in.seen.noteEntry(e)
 	if e.Copies == 0 {
 		return
 	}
@@ -122,6 +126,7 @@ func (in *intake) finish(cp *event.Checkpoint, err error) error {
 	x, s := in.index, in.source
 	x.begin()
 	defer x.end()
+	defer in.done()
 	if err == nil && in.room.digest != cp.Digest {
 		err = fmt.Errorf("restore %v at sequence %d: %w", s.name, cp.Seq, errUnsound)
 	}

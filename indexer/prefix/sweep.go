@@ -8,6 +8,12 @@ const sweepPiece = 64
 // clear takes everything off a source's shelves, at once: lookups count a shelf no more that is not shown. The caller holds the write
 // lock, as for all that follows.
 func (x *Index) clear(s *source) {
+	for h := range s.shelves {
+		if h.len() > 0 {
+			x.moved(s, move{kind: emptied})
+			break
+		}
+	}
 	for _, g := range s.groups {
 		x.drop(g)
 	}
