@@ -315,6 +315,10 @@ func (x *Index) Tell(st *event.Status) {
 		s.recipe = recipeOf(st)
 	}
 	s.status, s.spoken, s.toldAt = *st, true, x.cfg.Clock()
+	if st.Withdrawn && st.Epoch > s.epoch { // nothing may follow that would replace what the dead life held
+		s.set.Reset()
+		s.epoch, s.started, s.seq, s.doubt = st.Epoch, false, 0, ""
+	}
 }
 
 // Compared notes whether a digest sent with the stream was this index's own. Where it was not, the source is left out
