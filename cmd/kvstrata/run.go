@@ -14,6 +14,7 @@ type runCmd struct {
 	natsFlags
 	edgeFlags
 	listenFlags
+	kvIndexerFlag
 	historyFlags
 	storeFlags
 	insecureFlag
@@ -44,7 +45,7 @@ func (c *runCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	entrances := c.listenFlags.entrances()
+	entrances := append(c.listenFlags.entrances(), c.kvIndexerFlag.entrances(c.listenFlags)...)
 	if c.NATS == "" {
 		nats, err := c.entrance(c.NATSListen)
 		if err != nil {
@@ -93,10 +94,18 @@ func (c *runCmd) Run(a *app) error {
 			return err
 		}
 	}
+	if c.KVIndexer != "" {
+		if err := s.addKVIndexer(c.kvIndexerFlag, c.listenFlags, c.HashKey); err != nil {
+			return err
+		}
+	}
 	if err := s.listen(c.listenFlags); err != nil {
 		return err
 	}
 	fmt.Fprintf(a.stdout, "kvstrata %s\n  api    %s\n  admin  %s\n", strings.Join(c.Roles, ", "), s.server.URL(), s.server.AdminURL())
+	if s.kvIndexer != nil {
+		fmt.Fprintf(a.stdout, "  kv indexer  %s\n", s.kvIndexer.URL())
+	}
 	if s.nats != nil {
 		fmt.Fprintf(a.stdout, "  nats   embedded at %s, streams in %s\n", s.nats.URL(), dir)
 	}
@@ -151,8 +160,8 @@ func (c *runCmd) engines() ([]subscriber.EngineConfig, error) {
 		}
 		all = append(all, engines...)
 	}
-	if slices.Contains(c.Roles, "subscriber") && len(all) == 0 {
-		return nil, usagef("the subscriber needs engines: give --engine or --engines, or leave the role out of --roles")
+	if slices.Contains(c.Roles, "subscriber") && len(all) == 0 && c.KVIndexer == "" {
+		return nil, usagef("the subscriber needs engines: give --engine or --engines, or have them registered at --kv-indexer, or leave the role out of --roles")
 	}
 	if err := subscriber.UniqueSources(all); err != nil {
 		return nil, usagef("%w", err)

@@ -100,6 +100,7 @@ type stack struct {
 	reader    *history.Reader
 	watch     *historyWatch
 	server    *server.Server
+	kvIndexer *server.KVIndexer // nil without --kv-indexer
 
 	handlers map[string]http.Handler
 	ready    []server.Ready
