@@ -192,8 +192,7 @@ func TestStoredTwiceRemovedOnce(t *testing.T) {
 	}
 }
 
-// A salt of another's is no credit. Dynamo's standalone indexer 1.6.1, told a salt among a root's extra keys as vLLM tells it,
-// finds the blocks for the prompt without a salt, and not for the one that has it.
+// A salted prompt's blocks are no credit for the same tokens without the salt, nor the other way round.
 func TestSaltsAreNotMixed(t *testing.T) {
 	f, p := newPeers(t), prompt(1, 4)
 	salted := p.with(func(c *chain) { c.salt = "s" })
@@ -202,8 +201,7 @@ func TestSaltsAreNotMixed(t *testing.T) {
 	f.want(salted, map[string]int{"e": 4})
 }
 
-// A prefix goes on in a colder tier whatever the engine calls its blocks. Dynamo's standalone indexer 1.6.1 did not go on where
-// another engine had stored the same device blocks first, under other hashes.
+// A prefix goes on in a colder tier whatever the engine calls its blocks, and whoever stored them first.
 func TestColdTiersGoOnUnderAnyName(t *testing.T) {
 	f, p := newPeers(t), prompt(1, 6)
 	q := p.with(func(c *chain) { c.alias = 1 })
