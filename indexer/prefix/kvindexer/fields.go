@@ -17,11 +17,11 @@ type fields struct {
 	err error
 }
 
-// A body that can't be taken: what is not called JSON, what is none, and what is of another form. The words are Dynamo's.
+// A body that can't be taken: what is not called JSON, what is none, and what is of another form. The words are Dynamo's, but for the capitals.
 var (
-	errMedia = errors.New("Expected request with `Content-Type: application/json`")
-	errParse = errors.New("Failed to parse the request body as JSON")
-	errForm  = errors.New("Failed to deserialize the JSON body into the target type")
+	errMedia = errors.New("expected request with `Content-Type: application/json`")
+	errParse = errors.New("failed to parse the request body as JSON")
+	errForm  = errors.New("failed to deserialize the JSON body into the target type")
 )
 
 // readFields reads a body's first JSON value.
@@ -111,7 +111,7 @@ func writeRefusal(w http.ResponseWriter, err error) {
 	var large *http.MaxBytesError
 	switch {
 	case errors.As(err, &large):
-		status, err = http.StatusRequestEntityTooLarge, errors.New("Failed to buffer the request body: length limit exceeded")
+		status, err = http.StatusRequestEntityTooLarge, errors.New("failed to buffer the request body: length limit exceeded")
 	case errors.Is(err, errMedia):
 		status = http.StatusUnsupportedMediaType
 	case errors.Is(err, errParse):
@@ -119,5 +119,6 @@ func writeRefusal(w http.ResponseWriter, err error) {
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(status)
-	fmt.Fprint(w, err)
+	text := err.Error() // Dynamo begins its sentences with a capital
+	fmt.Fprint(w, strings.ToUpper(text[:1]), text[1:])
 }
