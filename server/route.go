@@ -35,6 +35,18 @@ var adminRoutes = []route{
 	{"/", 0, 30 * time.Second},
 }
 
+// kvIndexerRoutes are those of the KV indexer's listener: what it takes beside GET and HEAD, which is all that its clients send.
+var kvIndexerRoutes = []route{
+	{"POST /query", 8 << 20, 30 * time.Second},
+	{"POST /query_by_hash", 2 << 20, 30 * time.Second},
+	{"POST /register", 2 << 20, 30 * time.Second},
+	{"POST /unregister", 2 << 20, 30 * time.Second},
+	{"POST /register_peer", 2 << 20, 30 * time.Second},
+	{"POST /deregister_peer", 2 << 20, 30 * time.Second},
+	{"POST /reopen_logs", 2 << 20, 30 * time.Second},
+	{"/", 0, 30 * time.Second},
+}
+
 const (
 	publicRequests = 256 // at a time, WebSockets not counted
 	adminRequests  = 32

@@ -181,42 +181,41 @@ const writeTimeout = 5 * time.Minute
 // Run serves until ctx ends, then gives requests under way a second.
 func (s *Server) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	for _, l := range []struct {
-		listener net.Listener
-		door     *door
-	}{
-		{s.public, &door{limits: newLimits(publicRoutes), slots: make(chan struct{}, publicRequests), login: true, inner: s.handler}},
-		{s.admin, &door{
-			limits: newLimits(adminRoutes), slots: make(chan struct{}, adminRequests), inner: s.adminHandler(),
-			open: map[string]bool{"/healthz": true, "/readyz": true},
-		}},
-	} {
-		l.door.keys, l.door.log = s.keys, s.log
-		srv := &http.Server{
-			Handler: ownNames(l.listener.Addr(), l.door), TLSConfig: s.tls.Clone(), MaxHeaderBytes: maxHeader, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: writeTimeout, IdleTimeout: 2 * time.Minute,
-			ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
-		}
-		group.Go(func() error {
-			serve := srv.Serve
-			if s.tls != nil {
-				serve = func(l net.Listener) error { return srv.ServeTLS(l, "", "") }
-			}
-			if err := serve(l.listener); !errors.Is(err, http.ErrServerClosed) {
-				return fmt.Errorf("serve %s: %w", l.listener.Addr(), err)
-			}
-			return nil
-		})
-		group.Go(func() error {
-			<-ctx.Done()
-			grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-			defer cancel()
-			if err := srv.Shutdown(grace); err != nil {
-				return srv.Close()
-			}
-			return nil
-		})
-	}
+	serve(ctx, group, s.public, &door{
+		limits: newLimits(publicRoutes), slots: make(chan struct{}, publicRequests), login: true, inner: s.handler, keys: s.keys, log: s.log,
+	}, s.tls)
+	serve(ctx, group, s.admin, &door{
+		limits: newLimits(adminRoutes), slots: make(chan struct{}, adminRequests), inner: s.adminHandler(),
+		open: map[string]bool{"/healthz": true, "/readyz": true}, keys: s.keys, log: s.log,
+	}, s.tls)
 	return group.Wait()
+}
+
+// serve has a group serve a listener behind its door until ctx ends; requests under way get a second then.
+func serve(ctx context.Context, group *errgroup.Group, listener net.Listener, d *door, secure *tls.Config) {
+	srv := &http.Server{
+		Handler: ownNames(listener.Addr(), d), TLSConfig: secure.Clone(), MaxHeaderBytes: maxHeader, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: writeTimeout, IdleTimeout: 2 * time.Minute,
+		ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelWarn),
+	}
+	group.Go(func() error {
+		serve := srv.Serve
+		if secure != nil {
+			serve = func(l net.Listener) error { return srv.ServeTLS(l, "", "") }
+		}
+		if err := serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("serve %s: %w", listener.Addr(), err)
+		}
+		return nil
+	})
+	group.Go(func() error {
+		<-ctx.Done()
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		if err := srv.Shutdown(grace); err != nil {
+			return srv.Close()
+		}
+		return nil
+	})
 }
 
 // ownNames refuses requests by another name than the machine's own to a listener on loopback: a page from elsewhere that has

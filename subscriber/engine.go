@@ -26,6 +26,11 @@ type engine struct {
 	log  *slog.Logger
 	told atomic.Pointer[event.Status] // the last status, for metrics
 
+	added   bool            // by Add; guarded by the subscriber's lock, as all its engines are
+	removal context.Context // ends when the engine is removed: a signal, as a channel is, that contexts can follow
+	remove  func()
+	ended   chan struct{} // closed when its goroutine has ended
+
 	edge    edge
 	hashing hashing
 	decoder *Decoder
@@ -46,11 +51,13 @@ type engine struct {
 	statusAt   time.Time
 	statusSeq  event.Seq
 	statusSays string
-	wasReady   bool
+	wasReady   atomic.Bool
 }
 
 func newEngine(s *Subscriber, cfg EngineConfig) *engine {
+	removal, remove := context.WithCancel(context.Background())
 	return &engine{
+		removal: removal, remove: remove, ended: make(chan struct{}),
 		cfg: cfg, sub: s, log: s.log.With("source", cfg.Source.String()), decoder: NewDecoder(DecoderConfig{Dialect: cfg.Dialect, BlockSize: cfg.BlockSize}),
 		edge: edge{
 			keepTokens: s.cfg.KeepTokens, allowInvertible: s.cfg.AllowInvertible || s.cfg.HashKey != "", keyed: s.cfg.HashKey != "",
@@ -59,14 +66,15 @@ func newEngine(s *Subscriber, cfg EngineConfig) *engine {
 	}
 }
 
-// run holds sessions until ctx ends. A session that fails is followed by another, after a growing pause.
-func (e *engine) run(ctx context.Context, zctx *zmq4.Context) error {
+// run holds sessions until stay ends, which it does with ctx or when the engine is removed. A session that fails is followed by
+// another, after a growing pause.
+func (e *engine) run(ctx, stay context.Context, zctx *zmq4.Context) error {
 	pause := backoff.NewExponentialBackOff()
 	pause.InitialInterval, pause.MaxInterval = 200*time.Millisecond, 10*time.Second
 	for {
 		began := time.Now()
-		err := e.session(ctx, zctx)
-		if ctx.Err() != nil {
+		err := e.session(ctx, stay, zctx)
+		if stay.Err() != nil {
 			if err != nil && !errors.Is(err, context.Canceled) {
 				e.log.Warn("stopped before everything had reached NATS; the engine's replay and the next start close the gap", "err", err)
 			}
@@ -78,7 +86,7 @@ func (e *engine) run(ctx context.Context, zctx *zmq4.Context) error {
 		wait := pause.NextBackOff()
 		e.log.Warn("session with the engine ended; beginning anew", "err", err, "in", wait.Round(time.Millisecond))
 		select {
-		case <-ctx.Done():
+		case <-stay.Done():
 			return nil
 		case <-time.After(wait):
 		}
@@ -87,9 +95,10 @@ func (e *engine) run(ctx context.Context, zctx *zmq4.Context) error {
 
 var errStopped = errors.New("session stopped")
 
-// session takes the source's lease, loads its past, and hears the engine until ctx ends or the lease is lost.
-func (e *engine) session(ctx context.Context, zctx *zmq4.Context) error {
-	lease, err := e.sub.bus.Acquire(ctx, e.cfg.Source, e.sub.holder)
+// session takes the source's lease, loads its past, and hears the engine until stay ends or the lease is lost. An engine that
+// is removed has its lease, and its stream, until it has said so.
+func (e *engine) session(ctx, stay context.Context, zctx *zmq4.Context) error {
+	lease, err := e.sub.bus.Acquire(stay, e.cfg.Source, e.sub.holder)
 	if err != nil {
 		return err
 	}
@@ -101,7 +110,7 @@ func (e *engine) session(ctx context.Context, zctx *zmq4.Context) error {
 	group.Go(func() error { return lease.Keep(sessionCtx) })
 	group.Go(func() error {
 		defer stopStream()
-		err := e.hear(sessionCtx, zctx)
+		err := e.hear(sessionCtx, stay, zctx)
 		if err == nil {
 			err = errStopped // ends the others too
 		}
@@ -119,8 +128,8 @@ func (e *engine) session(ctx context.Context, zctx *zmq4.Context) error {
 	return err
 }
 
-// hear loads the past, opens the sockets and works until ctx ends.
-func (e *engine) hear(ctx context.Context, zctx *zmq4.Context) error {
+// hear loads the past, opens the sockets and works until ctx or stay ends.
+func (e *engine) hear(ctx, stay context.Context, zctx *zmq4.Context) error {
 	prior, err := e.load(ctx)
 	if err != nil {
 		return err
@@ -130,11 +139,11 @@ func (e *engine) hear(ctx context.Context, zctx *zmq4.Context) error {
 		return err
 	}
 	defer s.close()
-	if !e.wasReady {
-		e.wasReady = true
-		e.sub.ready.Add(1)
-	}
-	if err := e.listen(ctx, s, prior); err != nil {
+	e.wasReady.Store(true)
+	listening, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(stay, stop)()
+	if err := e.listen(listening, s, prior); err != nil {
 		return err
 	}
 	return e.farewell()
@@ -232,13 +241,18 @@ func (e *engine) execute(ctx context.Context, s feed, now time.Time, actions []r
 
 // newLife begins an epoch; consumers learn of it by its first message, and late ones by its checkpoint.
 func (e *engine) newLife(now time.Time) {
+	e.endLife(now)
+	e.checkpoint(now)
+}
+
+// endLife forgets all that belongs to the life so far, and begins an epoch.
+func (e *engine) endLife(now time.Time) {
 	e.lives = event.Bury(e.lives, event.PastLife{Epoch: e.epoch, Ledger: e.ledger, TailUnknown: true})
 	e.epoch = max(e.epoch+1, event.Epoch(now.UnixMilli()))
 	e.set.Reset()
 	e.hashing.verifier.Reset()
 	e.decoder.Forget()
 	e.ledger = event.Ledger{}
-	e.checkpoint(now)
 }
 
 // tell publishes the state that what follows rests on, so that it stands in the stream whenever we are killed.
@@ -438,6 +452,9 @@ func (e *engine) checkpoint(now time.Time) {
 
 // farewell leaves the source as the next holder should find it.
 func (e *engine) farewell() error {
+	if e.removal.Err() != nil {
+		return e.withdraw()
+	}
 	st := e.status(time.Now())
 	st.State, st.Reason = e.trust(event.StateRecovering, "its subscriber stopped")
 	err := e.stream.Status(st)

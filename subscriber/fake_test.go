@@ -325,6 +325,17 @@ func (r *road) consume(sink subscriber.Sink) (stop func()) {
 
 // subscribe hears engines until the test ends, or stop is called.
 func (r *road) subscribe(engines ...subscriber.EngineConfig) (stop func()) {
+	return r.run(r.make(engines...).Run)
+}
+
+// subscriber is a subscriber that hears engines until the test ends.
+func (r *road) subscriber(engines ...subscriber.EngineConfig) *subscriber.Subscriber {
+	sub := r.make(engines...)
+	r.run(sub.Run)
+	return sub
+}
+
+func (r *road) make(engines ...subscriber.EngineConfig) *subscriber.Subscriber {
 	open := func(source event.Source, fence event.Fence) subscriber.Stream {
 		return publisher.NewStream(publisher.DefaultStreamConfig(), r.bus, source, fence, quiet())
 	}
@@ -332,7 +343,7 @@ func (r *road) subscribe(engines ...subscriber.EngineConfig) (stop func()) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	return r.run(sub.Run)
+	return sub
 }
 
 // forget takes from NATS every checkpoint, and the stream up to the message of a source that holds a sequence.

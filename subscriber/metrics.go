@@ -42,7 +42,7 @@ func (c *engineCollector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect reads the engines' last statuses.
 func (c *engineCollector) Collect(ch chan<- prometheus.Metric) {
-	for _, e := range c.sub.engines {
+	for _, e := range c.sub.all() {
 		st := e.told.Load()
 		if st == nil {
 			continue

@@ -9,7 +9,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"sync/atomic"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/pebbe/zmq4"
@@ -30,11 +31,12 @@ type Config struct {
 	AllowInvertible bool   // public prefix hashes also for blocks under 16 tokens
 	Judge           resident.Config
 	Recovery        recovery.Config
+	MaxAdded        int // engines that Add may bring beside those given to New, at a time
 }
 
 // DefaultConfig returns a configuration that lets no prompt text through.
 func DefaultConfig() Config {
-	return Config{Judge: resident.DefaultConfig(), Recovery: recovery.DefaultConfig()}
+	return Config{Judge: resident.DefaultConfig(), Recovery: recovery.DefaultConfig(), MaxAdded: 1024}
 }
 
 // Stream is what the subscriber needs of one source's road onto the bus: package publisher's Stream.
@@ -57,13 +59,16 @@ type OpenStream func(source event.Source, fence event.Fence) Stream
 
 // Subscriber hears engines.
 type Subscriber struct {
-	cfg     Config
-	bus     *bus.Bus
-	open    OpenStream
-	log     *slog.Logger
-	holder  string
-	engines []*engine
-	ready   atomic.Int32 // engines whose first session has begun
+	cfg    Config
+	bus    *bus.Bus
+	open   OpenStream
+	log    *slog.Logger
+	holder string
+
+	mu      sync.Mutex
+	engines []*engine     // those given to New first
+	fixed   int           // of these those given to New
+	spawn   func(*engine) // runs an engine; nil while Run does not
 }
 
 // New returns a subscriber of engines. Nothing is dialled before Run runs.
@@ -78,18 +83,14 @@ func New(cfg Config, engines []EngineConfig, b *bus.Bus, open OpenStream, log *s
 	s := &Subscriber{
 		cfg: cfg, bus: b, open: open, log: log, holder: fmt.Sprintf("%s/%d", host, os.Getpid()),
 	}
-	for _, e := range engines {
-		if e.Curve != "" {
-			// Every session reads them anew: they may be replaced.
-			if _, err := curve.ReadSubscriber(e.Curve); err != nil {
-				return nil, fmt.Errorf("engine %v: %w", e.Source, err)
-			}
+	for i := range engines {
+		e, err := s.checked(&engines[i])
+		if err != nil {
+			return nil, err
 		}
-		if err := checkHashing(&e); err != nil {
-			return nil, fmt.Errorf("engine %v: %w", e.Source, err)
-		}
-		s.engines = append(s.engines, newEngine(s, e))
+		s.engines = append(s.engines, e)
 	}
+	s.fixed = len(s.engines)
 	if reg != nil {
 		if err := reg.Register(newEngineCollector(s)); err != nil {
 			return nil, fmt.Errorf("register subscriber metrics: %w", err)
@@ -98,21 +99,72 @@ func New(cfg Config, engines []EngineConfig, b *bus.Bus, open OpenStream, log *s
 	return s, nil
 }
 
+// checked returns the engine of a configuration that can be used.
+func (s *Subscriber) checked(cfg *EngineConfig) (*engine, error) {
+	if cfg.Curve != "" {
+		// Every session reads them anew: they may be replaced.
+		if _, err := curve.ReadSubscriber(cfg.Curve); err != nil {
+			return nil, fmt.Errorf("engine %v: %w", cfg.Source, err)
+		}
+	}
+	if err := checkHashing(cfg); err != nil {
+		return nil, fmt.Errorf("engine %v: %w", cfg.Source, err)
+	}
+	return newEngine(s, *cfg), nil
+}
+
 // Run hears all engines until ctx ends. None waits for another: each has its own goroutine, sockets, lease and stream.
 func (s *Subscriber) Run(ctx context.Context) error {
 	zctx, err := zmq4.NewContext()
 	if err != nil {
 		return fmt.Errorf("make ZeroMQ context: %w", err)
 	}
-	if err := zctx.SetMaxSockets(4*len(s.engines) + 16); err != nil {
+	if err := zctx.SetMaxSockets(4*(s.fixed+s.cfg.MaxAdded) + 16); err != nil {
 		return fmt.Errorf("set ZeroMQ's socket limit: %w", err)
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	for _, e := range s.engines {
-		group.Go(func() error { return e.run(ctx, zctx) })
+	spawn := func(e *engine) {
+		group.Go(func() error {
+			defer s.forget(e)
+			stay, stop := context.WithCancel(ctx)
+			defer stop()
+			defer context.AfterFunc(e.removal, stop)()
+			return e.run(ctx, stay, zctx)
+		})
 	}
+	s.mu.Lock()
+	s.spawn = spawn
+	for _, e := range s.engines {
+		spawn(e)
+	}
+	s.mu.Unlock()
+	group.Go(func() error { // so that the group lasts as long as engines may be added to it
+		<-ctx.Done()
+		s.mu.Lock()
+		s.spawn = nil
+		s.mu.Unlock()
+		return nil
+	})
 	return errors.Join(group.Wait(), zctx.Term())
 }
 
-// Ready reports whether every engine's session has begun: its lease is held, and its past is loaded.
-func (s *Subscriber) Ready() bool { return int(s.ready.Load()) == len(s.engines) }
+// Ready reports whether the session of every engine that was given to New has begun: its lease is held, and its past is
+// loaded. Those that were added while it runs are not waited for.
+func (s *Subscriber) Ready() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ready := 0
+	for _, e := range s.engines {
+		if !e.added && e.wasReady.Load() {
+			ready++
+		}
+	}
+	return ready == s.fixed
+}
+
+// all returns the engines of this moment.
+func (s *Subscriber) all() []*engine {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.engines)
+}

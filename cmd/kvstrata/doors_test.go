@@ -88,6 +88,8 @@ func TestNoDoorStandsOpen(t *testing.T) {
 		{run + "--grpc " + out + ":0", "--grpc", "--token-file"},
 		{demo + "--grpc 0.0.0.0:0", "--grpc", "--token-file"},
 		{run + "--nats-listen " + out + ":0", "--nats-listen", "--nats-user or --nats-nkey"},
+		{run + "--kv-indexer " + out + ":0", "--kv-indexer", "--token-file"},
+		{run + "--kv-indexer :0", "--kv-indexer", "--token-file"},
 		{demo + "--listen " + out + ":0", "--listen", "--token-file"},
 		{demo + "--admin 0.0.0.0:0", "--admin", "--token-file"},
 		{demo + "--nats-listen 0.0.0.0:0", "--nats-listen", "--nats-user or --nats-nkey"},

@@ -14,6 +14,7 @@ type runCmd struct {
 	natsFlags
 	edgeFlags
 	listenFlags
+	kvIndexerFlag
 	historyFlags
 	storeFlags
 	shareFlags
@@ -49,7 +50,7 @@ func (c *runCmd) Run(a *app) error {
 	if !c.Shard.Whole() && (slices.Contains(c.Roles, "web") || !slices.Contains(c.Roles, "prefix")) {
 		return usagef("--shard %v: goes with the role prefix, and without web, whose dashboard needs a whole index; see --roles", c.Shard)
 	}
-	entrances := c.listenFlags.entrances()
+	entrances := append(c.listenFlags.entrances(), c.kvIndexerFlag.entrances(c.listenFlags)...)
 	if c.NATS == "" {
 		nats, err := c.entrance(c.NATSListen)
 		if err != nil {
@@ -98,12 +99,20 @@ func (c *runCmd) Run(a *app) error {
 			return err
 		}
 	}
+	if c.KVIndexer != "" {
+		if err := s.addKVIndexer(c.kvIndexerFlag, c.listenFlags, c.HashKey); err != nil {
+			return err
+		}
+	}
 	if err := s.listen(c.listenFlags); err != nil {
 		return err
 	}
 	fmt.Fprintf(a.stdout, "kvstrata %s\n  api    %s\n  admin  %s\n", strings.Join(c.Roles, ", "), s.server.URL(), s.server.AdminURL())
 	if s.rpc != nil {
 		fmt.Fprintf(a.stdout, "  grpc   %s\n", s.rpc.Address())
+	}
+	if s.kvIndexer != nil {
+		fmt.Fprintf(a.stdout, "  kv indexer  %s\n", s.kvIndexer.URL())
 	}
 	if s.nats != nil {
 		fmt.Fprintf(a.stdout, "  nats   embedded at %s, streams in %s\n", s.nats.URL(), dir)
@@ -159,8 +168,8 @@ func (c *runCmd) engines() ([]subscriber.EngineConfig, error) {
 		}
 		all = append(all, engines...)
 	}
-	if slices.Contains(c.Roles, "subscriber") && len(all) == 0 {
-		return nil, usagef("the subscriber needs engines: give --engine or --engines, or leave the role out of --roles")
+	if slices.Contains(c.Roles, "subscriber") && len(all) == 0 && c.KVIndexer == "" {
+		return nil, usagef("the subscriber needs engines: give --engine or --engines, or have them registered at --kv-indexer, or leave the role out of --roles")
 	}
 	if err := subscriber.UniqueSources(all); err != nil {
 		return nil, usagef("%w", err)

@@ -102,7 +102,8 @@ type stack struct {
 	reader    *history.Reader
 	watch     *historyWatch
 	server    *server.Server
-	rpc       *server.RPC // nil without --grpc
+	rpc       *server.RPC       // nil without --grpc
+	kvIndexer *server.KVIndexer // nil without --kv-indexer
 
 	handlers map[string]http.Handler
 	ready    []server.Ready

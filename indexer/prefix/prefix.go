@@ -288,6 +288,10 @@ func (x *Index) Tell(st *event.Status) {
 		s.reshaped = true
 	}
 	s.status, s.spoken, s.toldAt = *st, true, x.cfg.Clock()
+	if st.Withdrawn && st.Epoch > s.epoch { // nothing may follow that would replace what the dead life held
+		x.reset(s)
+		s.epoch, s.started, s.seq, s.doubt = st.Epoch, false, 0, ""
+	}
 	s.refresh()
 	x.told(s)
 	x.end()

@@ -244,7 +244,7 @@ func TestPages(t *testing.T) {
 			}
 		}
 	}
-	if pages < 300/7 {
+	if pages < 300/7/2 { // the last stripe of a page may have more than was asked for
 		t.Errorf("%d pages", pages)
 	}
 	now.now = now.now.Add(1)

@@ -37,7 +37,7 @@ func (x *Index) list(s *source, from uint64, n int, yield func(*event.Entry)) (p
 	for h := range s.shelves {
 		total += h.blocks.Len()
 	}
-	stride := max(1, flat.Done/uint64(1+total/n)) // where about n blocks lie
+	stride := max(1, flat.Done/uint64(1+2*total/n)) // where about half of n blocks lie
 	for p.next = from; p.next < flat.Done && looked < n; looked++ {
 		from, p.next = p.next, min(flat.Done, p.next+stride)
 		for h := range s.shelves {
