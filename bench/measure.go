@@ -20,7 +20,7 @@ func (o *options) measure() (*result, error) {
 	if err != nil {
 		return nil, err
 	}
-	dynamo := newDynamo(o)
+	dynamo := &dynamo{o: o}
 	if err := dynamo.measure(r); err != nil {
 		return nil, err
 	}
@@ -124,7 +124,9 @@ func (o *options) runGrowth() error {
 		if f, err = o.part("lookups %d", 16*times); err != nil {
 			return err
 		}
-		key := func(kind string) float64 { return f[fmt.Sprintf("lookup_full_%dx%d_%s_us", promptBlocks, 16*times, kind)] }
+		key := func(kind string) float64 {
+			return f[fmt.Sprintf("lookup_full_%dx%d_%s_us", promptBlocks, 16*times, kind)]
+		}
 		fmt.Printf(" lookup of %d blocks by hashes %.1f µs, by tokens %.1f µs\n", promptBlocks, key("hashes"), key("tokens"))
 	}
 	return nil

@@ -87,7 +87,9 @@ func ParseTrace(data []byte) (*Trace, error) {
 }
 
 // Block returns the number of block i of the prompt.
-func (r *TraceRequest) Block(i int) uint32 { return r.IDs[i/BlocksPerID]*BlocksPerID + uint32(i%BlocksPerID) }
+func (r *TraceRequest) Block(i int) uint32 {
+	return r.IDs[i/BlocksPerID]*BlocksPerID + uint32(i%BlocksPerID)
+}
 
 // Len returns how many blocks the prompt has.
 func (r *TraceRequest) Len() int { return len(r.IDs) * BlocksPerID }
