@@ -60,7 +60,7 @@ func TestARunOfTheSmallTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := newCorpus(trace, 2)
-	if got, want := []int{c.requestBlocks, c.storedBlocks, c.removedBlocks, c.logicalOps()}, []int{48, 40, 0, 12}; !cmp.Equal(got, want) {
+	if got, want := []int{c.requestBlocks, c.storedBlocks, c.removedBlocks, c.logicalOps()}, []int{48, 48, 0, 12}; !cmp.Equal(got, want) {
 		t.Errorf("blocks asked for, stored, removed, operations: %v, want %v", got, want)
 	}
 	r, err := deadlineDriven(newIndex(32), c, 100*time.Millisecond)
