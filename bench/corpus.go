@@ -30,6 +30,7 @@ type query struct {
 
 type write struct {
 	millis  int64
+	query   int // the place of the query that it follows
 	message event.Message
 }
 
@@ -73,7 +74,7 @@ func newCorpus(t *work.Trace, copies int) *corpus {
 			}
 			m := oneBatch(a, sources[worker], next[worker], events)
 			next[worker]++
-			c.writes = append(c.writes, write{r.Millis, m})
+			c.writes = append(c.writes, write{r.Millis, len(c.queries) - 1, m})
 		}
 	}
 	return c

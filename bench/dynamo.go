@@ -102,6 +102,13 @@ func (d *dynamo) traced(r *result) error {
 		return err
 	}
 	r.timed(best, r.dynamo)
+	told, err := d.run("verify", file)
+	if err != nil {
+		return err
+	}
+	want := t.Answers()
+	r.Notes = append(r.Notes, fmt.Sprintf("Work 1 in order: the right answers of a copy add up to %d blocks, Dynamo's to %.0f; it refused %.0f of %.0f events",
+		want, told["blocks_0"]/float64(d.o.copies), told["refused"], told["writes"]))
 	return nil
 }
 
@@ -156,7 +163,17 @@ func (d *dynamo) lookups(r *result) error {
 		if err != nil {
 			return err
 		}
-		for _, name := range []string{"full", "stagger", "miss"} {
+		told, err := d.run("verify", file)
+		if err != nil {
+			return err
+		}
+		for kind, name := range []string{"full", "stagger", "miss"} {
+			want := prompts * [...]int{workers * promptBlocks, staggered(workers), 0}[kind]
+			if got := told[fmt.Sprintf("blocks_%d", kind)]; got != float64(want) {
+				r.Notes = append(r.Notes, fmt.Sprintf("Dynamo's lookups %s of %d workers are left out: its answers add up to %.0f blocks, not %d; it refused %.0f of %.0f events",
+					name, workers, got, want, told["refused"], told["writes"]))
+				continue
+			}
 			r.dynamo(fmt.Sprintf("lookup_%s_%dx%d_hashes_us", name, promptBlocks, workers), f[name+"_us"], "µs")
 		}
 		if workers == 64 {
@@ -164,4 +181,12 @@ func (d *dynamo) lookups(r *result) error {
 		}
 	}
 	return nil
+}
+
+// staggered returns how many blocks of one staggered prompt so many workers hold together.
+func staggered(workers int) (blocks int) {
+	for w := range workers {
+		blocks += promptBlocks * (w + 1) / workers
+	}
+	return blocks
 }

@@ -1,11 +1,14 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
 
 	"kvstrata/bench/work"
+	"kvstrata/indexer/prefix"
 )
 
 // runPart does one part of the work with ours. Its name and arguments are words: "trace 20 6.5" is work 1 with 20 copies in
@@ -43,6 +46,10 @@ func runPart(name, traces string) (map[string]float64, error) {
 		}
 		p50, p99, err := visible(batches)
 		return map[string]float64{"p50_ms": p50, "p99_ms": p99}, err
+	case "write":
+		return nil, writePart(rest, traces)
+	case "verify":
+		return verifyPart(rest, traces)
 	case "restart":
 		took, err := restart()
 		return map[string]float64{"restart_s": took}, err
@@ -118,4 +125,67 @@ func ingestPart(args string) (map[string]float64, error) {
 		return nil, err
 	}
 	return map[string]float64{"all_us": g.All, "decode_us": g.Decode, "judge_us": g.Judge, "apply_us": g.Apply}, nil
+}
+
+// verifyPart does work 1 in order and returns what the answers add up to; Dynamo's program has the same mode.
+func verifyPart(args, traces string) (map[string]float64, error) {
+	var copies int
+	if _, err := fmt.Sscan(args, &copies); err != nil {
+		return nil, err
+	}
+	c, err := prepare(traces, copies)
+	if err != nil {
+		return nil, err
+	}
+	x := newIndex(copies * work.WorkersPerCopy)
+	r, req := x.NewReader(), &prefix.Request{Model: model, BlockSize: blockSize}
+	sources, blocks, next := 0, 0, 0
+	for i := range c.queries {
+		q := &c.queries[i]
+		if i%copies == 0 { // the writes of the step before are due
+			for ; next < len(c.writes) && c.writes[next].query < i; next++ {
+				if _, err := x.Apply(context.Background(), &c.writes[next].message); err != nil {
+					return nil, err
+				}
+			}
+		}
+		req.Hashes = q.hashes
+		scores, err := r.Scores(req)
+		if err != nil && !errors.Is(err, prefix.ErrUnknownModel) {
+			return nil, err
+		}
+		sources += len(scores)
+		for j := range scores {
+			blocks += int(scores[j].Blocks)
+		}
+	}
+	return map[string]float64{"sources_0": float64(sources), "blocks_0": float64(blocks), "writes": float64(len(c.writes))}, nil
+}
+
+// writePart writes a work file for Dynamo's program: "trace COPIES PATH", "lookups WORKERS PATH" or "fill SHARED PATH".
+func writePart(args, traces string) error {
+	var kind, path string
+	var n int
+	if _, err := fmt.Sscan(args, &kind, &n, &path); err != nil {
+		return fmt.Errorf("part %q: %w", args, err)
+	}
+	w, err := newWorkFile(path)
+	if err != nil {
+		return err
+	}
+	switch kind {
+	case "trace":
+		t, err := work.ReadTrace(traces)
+		if err != nil {
+			return err
+		}
+		w.trace(t, n)
+	case "lookups":
+		w.lookups(n)
+	case "fill":
+		w.fill(n)
+	default:
+		return fmt.Errorf("part %q: unknown work", kind)
+	}
+	return w.close()
 }

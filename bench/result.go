@@ -78,7 +78,7 @@ func (r *result) ours(name string, value float64, unit string) {
 // dynamo enters what Dynamo's index did with the same work in this run.
 func (r *result) dynamo(name string, value float64, _ string) {
 	f := r.Figures[name]
-	if f == nil {
+	if f == nil || value == 0 { // not measured
 		return
 	}
 	ratio := f.Value / value

@@ -124,6 +124,32 @@ func (t *Trace) Steps(workers, pool int) []Step {
 	return steps
 }
 
+// Answers returns how many blocks the right answers to one copy's queries add up to: of each worker, the blocks of the prompt up to the
+// first that it does not hold, counted plainly.
+func (t *Trace) Answers() (blocks int) {
+	var held [WorkersPerCopy]map[uint32]bool
+	for w := range held {
+		held[w] = make(map[uint32]bool)
+	}
+	for _, s := range t.Steps(WorkersPerCopy, PoolBlocks) {
+		r := &t.Requests[s.Request]
+		for w := range held {
+			for i := 0; i < r.Len() && held[w][r.Block(i)]; i++ {
+				blocks++
+			}
+		}
+		for _, b := range s.Removed {
+			delete(held[s.Worker], b)
+		}
+		for _, run := range s.Stored {
+			for i := range run.Blocks {
+				held[s.Worker][r.Block(run.First+i)] = true
+			}
+		}
+	}
+	return blocks
+}
+
 // lru is a pool: blocks in the order in which they were touched.
 type lru struct {
 	order *list.List

@@ -54,6 +54,17 @@ func TestStepsOfASmallTrace(t *testing.T) {
 	}
 }
 
+func TestAnswersOfASmallTrace(t *testing.T) {
+	trace, err := work.ParseTrace([]byte(small))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The second request finds 4 blocks on the first one's worker; the third 8 there, and 4 on the second's.
+	if got := trace.Answers(); got != 16 {
+		t.Errorf("%d blocks, want 16", got)
+	}
+}
+
 func TestAnIDWithTwoParentsIsRefused(t *testing.T) {
 	if _, err := work.ParseTrace([]byte(small + `{"timestamp": 3, "hash_ids": [2, 1]}`)); err == nil {
 		t.Error("no error")

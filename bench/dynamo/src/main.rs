@@ -278,6 +278,42 @@ fn messages(records: Vec<Record>, index: &Index) -> Vec<(&'static str, f64)> {
     vec![("all_us", (cpu() - before) / events as f64)]
 }
 
+/// The work in order, one after another and untimed: what the index refused, and what its answers add up to. Without this a
+/// rate would say nothing: an event that is refused is quick.
+fn verify(mut records: Vec<Record>, index: &Index) -> Vec<(&'static str, f64)> {
+    let (mut writes, mut refused, mut refused_blocks) = (0, 0, 0);
+    let mut sums = [(0u64, 0u64); 3];
+    for r in &mut records {
+        match &mut r.body {
+            Body::Query(hashes) => {
+                let answer = index.backend().find_matches(hashes, false);
+                let sum = &mut sums[(r.worker as usize).min(2)];
+                sum.0 += answer.scores.len() as u64;
+                sum.1 += answer.scores.values().map(|s| *s as u64).sum::<u64>();
+            }
+            Body::Write(event, n) => {
+                writes += 1;
+                if runtime().block_on(index.apply_event_and_wait(event.take().unwrap())).is_err() {
+                    refused += 1;
+                    refused_blocks += *n;
+                }
+            }
+            Body::Message(_) => {}
+        }
+    }
+    vec![
+        ("writes", writes as f64),
+        ("refused", refused as f64),
+        ("refused_blocks", refused_blocks as f64),
+        ("sources_0", sums[0].0 as f64),
+        ("blocks_0", sums[0].1 as f64),
+        ("sources_1", sums[1].0 as f64),
+        ("blocks_1", sums[1].1 as f64),
+        ("sources_2", sums[2].0 as f64),
+        ("blocks_2", sums[2].1 as f64),
+    ]
+}
+
 fn main() {
     let args: Vec<String> = std::env::args().collect();
     let (mode, path) = (args[1].as_str(), args[2].as_str());
@@ -289,6 +325,7 @@ fn main() {
         "fill" => fill(records, &index),
         "lookups" => lookups(records, &index),
         "messages" => messages(records, &index),
+        "verify" => verify(records, &index),
         _ => panic!("mode {mode}"),
     };
     let text: Vec<String> = figures.iter().map(|(name, v)| format!("\"{name}\":{v}")).collect();
