@@ -47,6 +47,7 @@ func printFloor(w io.Writer) error {
 			fmt.Fprintf(t, "%d entries\t%s\t%.1f\t%.1f\t\t\t\n", entries, pages(huge), plain, ahead)
 		}
 	}
+	fmt.Fprint(io.Discard, sink)
 	return t.Flush()
 }
 

@@ -45,7 +45,6 @@ type feeder struct {
 	sources []event.Source
 	next    []event.Seq
 	random  *work.Random
-	blocks  []event.Block
 	kept    [][]event.Block // of churn, oldest first
 }
 
