@@ -5,7 +5,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo deve
 TRACES  := $(wildcard ../shared/data)
 export KVSTRATA_TRACES ?= $(if $(TRACES),$(abspath $(TRACES)))
 
-.PHONY: help setup setup-test build demo test race ui-test trace lint generate fuzz interop interop-vllm chaos bench clean
+.PHONY: help setup setup-test build demo test race ui-test trace lint generate fuzz interop interop-vllm chaos bench bench-index clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,7 @@ ui-test: setup # the dashboard's own tests
 
 race: setup-test # every test but those of real engines, with the race detector
 	$(GO) test -race -short -shuffle=on -timeout 15m $$($(GO) list ./... | grep -v /interop)
+	cd bench && $(GO) test -race -shuffle=on -timeout 5m ./...
 
 trace: setup # the real traces, without the race detector: they are long
 	$(GO) test -shuffle=on -timeout 10m -run 'Trace' ./sim ./cmd/kvstrata
@@ -42,6 +43,7 @@ trace: setup # the real traces, without the race detector: they are long
 lint: setup ## Vet, staticcheck and gofumpt.
 	$(GO) vet ./...
 	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...
+	cd bench && $(GO) vet ./... && $(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...
 	@unformatted=$$($(GO) run mvdan.cc/gofumpt@v0.12.0 -l $$(git ls-files '*.go' | grep -v '\.pb\.go$$')); \
 	if [ -n "$$unformatted" ]; then echo "not gofumpt-ed:"; echo "$$unformatted"; exit 1; fi
 
@@ -70,6 +72,9 @@ chaos: build ## Kill, stop and cut off real processes at random for CHAOSTIME, a
 bench: build ## Measure the pipeline.
 	bin/kvstrata bench pipeline --batch 16
 	bin/kvstrata bench pipeline --batch 256
+
+bench-index: setup ## Measure the prefix index beside its peers on the same work (BENCH=--smoke, --growth, --floor).
+	cd bench && $(GO) build -o ../bin/bench-index . && ../bin/bench-index $(BENCH)
 
 clean:
 	rm -rf bin interop/.venv
