@@ -3,7 +3,7 @@
 //
 // A page is a table of its own, of buckets of five slots, a cache line each. A key is in one of two buckets, so that every operation
 // looks at two lines (two-choice hashing; where both are full, one of their keys moves to its other bucket). A page that is full moves to
-// one a fifth larger, and the largest splits in two; a directory finds the page by the hash's upper bits (extendible hashing). Those bits are warped, so that pages at one end of the directory hold twice as many keys as at the other:
+// a larger one, and the largest splits in two; a directory finds the page by the hash's upper bits (extendible hashing). Those bits are warped, so that pages at one end of the directory hold twice as many keys as at the other:
 // they grow one after the other, not all at once, and the bytes a key stay the same while a table grows (spiral storage;
 // Martin, 1979).
 package flat
@@ -20,7 +20,7 @@ const (
 )
 
 // sizes are how many buckets a page can have. The largest splits into two of splitSize.
-var sizes = [...]uint16{1, 2, 4, 8, 16, 32, 64, 80, 96, 112}
+var sizes = [...]uint16{1, 2, 4, 8, 16, 32, 64, 90}
 
 const splitSize = 6 // of sizes
 
@@ -150,36 +150,26 @@ func warp(h uint64) uint32 {
 	return uint32(x + x*(1<<32-x)>>32/3)
 }
 
-// Touch loads what the next operation on a key will look at, so that the misses of many keys overlap. The result is of no
-// meaning: callers add it up, to keep the loads.
-func (m *Map) Touch(key uint64) uint32 {
+// AppendLines appends the cache lines that the next operation on a key will look at, for Prefetch. They may be another's by
+// then.
+func (m *Map) AppendLines(lines []unsafe.Pointer, key uint64) []unsafe.Pointer {
 	if len(m.dir) == 0 {
-		return 0
+		return lines
 	}
 	h := m.pool.hash(key)
-	p := &m.dir[warp(h)>>m.shift]
-	b, c := p.homes(uint32(h))
-	return b.slots[0].value + c.slots[0].value
+	b, c := m.dir[warp(h)>>m.shift].homes(uint32(h))
+	return append(lines, unsafe.Pointer(b), unsafe.Pointer(c))
 }
 
-// find returns the slot of a hash, nil when it is not there.
-func (m *Map) find(h uint64) *slot {
+// find returns the slot of a hash and its bucket, nil when it is not there.
+func (m *Map) find(h uint64) (*slot, *bucket) {
 	p := &m.dir[warp(h)>>m.shift]
 	b, c := p.homes(uint32(h))
-	if s := b.find(h); s != nil {
-		return s
+	if s, _ := b.search(h); s != nil {
+		return s, b
 	}
-	return c.find(h)
-}
-
-func (b *bucket) find(h uint64) *slot {
-	lower, upper := uint32(h), uint32(h>>32)
-	for i := range b.slots {
-		if s := &b.slots[i]; s.lower == lower && s.upper == upper && s.value != 0 {
-			return s
-		}
-	}
-	return nil
+	s, _ := c.search(h)
+	return s, c
 }
 
 // Get returns the value of a key, 0 when it is not there.
@@ -187,7 +177,7 @@ func (m *Map) Get(key uint64) uint32 {
 	if m.len == 0 {
 		return 0
 	}
-	if s := m.find(m.pool.hash(key)); s != nil {
+	if s, _ := m.find(m.pool.hash(key)); s != nil {
 		return s.value
 	}
 	return 0
@@ -200,17 +190,44 @@ func (m *Map) Entry(key uint64) *uint32 {
 	if len(m.dir) == 0 {
 		m.dir = []page{{first: m.pool.take(0)}}
 		m.bytes = BucketSize
-	} else if s := m.find(h); s != nil {
+	}
+	p := &m.dir[warp(h)>>m.shift]
+	b, c := p.homes(uint32(h))
+	s, free := b.search(h)
+	if s != nil {
 		return &s.value
 	}
-	m.len++
-	for {
-		if s := m.dir[warp(h)>>m.shift].open(uint32(h)); s != nil {
-			s.lower, s.upper = uint32(h), uint32(h>>32)
-			return &s.value
-		}
-		m.grow(h)
+	other, room := c.search(h)
+	if other != nil {
+		return &other.value
 	}
+	m.len++
+	if free >= 0 && (free <= room || room < 0) { // slots fill from the first on: the emptier bucket
+		s = &b.slots[free]
+	} else if room >= 0 {
+		s = &c.slots[room]
+	} else {
+		for s = p.make(b, c); s == nil; s = m.dir[warp(h)>>m.shift].open(uint32(h)) {
+			m.grow(h)
+		}
+	}
+	s.lower, s.upper = uint32(h), uint32(h>>32)
+	return &s.value
+}
+
+// search returns the slot of a hash, or else the place of the first empty slot, −1 when there is none. Behind that all are empty.
+func (b *bucket) search(h uint64) (*slot, int) {
+	lower, upper := uint32(h), uint32(h>>32)
+	for i := range b.slots {
+		s := &b.slots[i]
+		if s.value == 0 {
+			return nil, i
+		}
+		if s.lower == lower && s.upper == upper {
+			return s, 0
+		}
+	}
+	return nil, -1
 }
 
 // open returns an empty slot for a hash, nil when the page is full.
@@ -223,6 +240,11 @@ func (p *page) open(lower uint32) *slot {
 	case t >= 0:
 		return &c.slots[t]
 	}
+	return p.make(b, c)
+}
+
+// make empties a slot in one of two full buckets, nil when the page is full.
+func (p *page) make(b, c *bucket) *slot {
 	if moved := p.push(b); moved != nil {
 		return moved
 	}
@@ -260,13 +282,17 @@ func (m *Map) Delete(key uint64) uint32 {
 	if m.len == 0 {
 		return 0
 	}
-	h := m.pool.hash(key)
-	s := m.find(h)
+	s, b := m.find(m.pool.hash(key))
 	if s == nil {
 		return 0
 	}
 	value := s.value
-	*s = slot{}
+	last := len(b.slots) - 1
+	for b.slots[last].value == 0 {
+		last--
+	}
+	*s = b.slots[last]
+	b.slots[last] = slot{}
 	m.len--
 	return value
 }

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"testing"
+	"unsafe"
 
 	"kvstrata/event/flat"
 
@@ -132,12 +133,14 @@ func BenchmarkMap(b *testing.B) {
 				m.Delete(k - n)
 			}
 		})
-		b.Run("touched", func(b *testing.B) {
-			var sum uint32
+		b.Run("prefetched", func(b *testing.B) {
+			lines := make([]unsafe.Pointer, 0, 256)
 			for k := n; b.Loop(); k += 64 {
+				lines = lines[:0]
 				for j := range uint64(64) {
-					sum += m.Touch(k+j) + m.Touch(k+j-n)
+					lines = m.AppendLines(m.AppendLines(lines, k+j), k+j-n)
 				}
+				flat.Prefetch(lines)
 				for j := range uint64(64) {
 					*m.Entry(k + j) = 1
 				}

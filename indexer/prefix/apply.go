@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"slices"
 	"time"
+	"unsafe"
 
 	"kvstrata/event"
+	"kvstrata/event/flat"
 	"kvstrata/event/resident"
 )
 
@@ -19,7 +21,6 @@ func (x *Index) Apply(_ context.Context, m *event.Message) (event.Digest, error)
 	s := x.enter(m)
 	for i := range m.Batches {
 		b := &m.Batches[i]
-		x.touch(s, b)
 		x.begin()
 		x.reading(s, b)
 		err := x.applyBatch(s, b)
@@ -96,45 +97,23 @@ func (x *Index) late(s *source, received event.Time) time.Duration {
 	return s.lag
 }
 
-// touched bounds the blocks whose misses overlap at a time: what is touched has to stay in the cache until it is used.
-const touched = 512
+// ahead is how many blocks' misses overlap at a time: what is fetched has to stay in the nearest cache until it is used.
+const ahead = 64
 
-// touch loads what applying a batch will look at first. It changes nothing.
-func (x *Index) touch(s *source, b *event.Batch) {
-	var sum uint32
-	n := 0
-	for i := range b.Events {
-		ev := &b.Events[i]
-		if ev.Kind != event.Stored && ev.Kind != event.Evicted {
-			continue
+// prefetch fetches what applying some blocks will look at first. It changes nothing.
+func (h *shelf) prefetch(blocks []event.Block) {
+	var room [4 * ahead]unsafe.Pointer
+	lines := room[:0]
+	for i := range blocks[:min(ahead, len(blocks))] {
+		b := &blocks[i]
+		if hash, ok := b.Hash.Int(); ok {
+			lines = h.blocks.AppendLines(lines, hash)
 		}
-		h := s.first(ev)
-		if h == nil {
-			continue
-		}
-		for j := range ev.Blocks {
-			bl := &ev.Blocks[j]
-			if n++; n > touched {
-				s.misses += sum
-				return
-			}
-			if hash, ok := bl.Hash.Int(); ok {
-				sum += h.blocks.Touch(hash)
-			}
-			if h.forest != nil {
-				sum += h.forest.table.touch(bl.Prefix)
-			}
+		if h.forest != nil {
+			lines = h.forest.table.appendLines(lines, b.Prefix)
 		}
 	}
-	s.misses += sum
-}
-
-// first returns the first shelf that an event could mean, nil when there is none.
-func (s *source) first(ev *event.Event) *shelf {
-	if g := s.group(ev.Group); g != nil && len(g.shelves) > 0 {
-		return g.shelves[0]
-	}
-	return nil
+	flat.Prefetch(lines)
 }
 
 func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
@@ -149,6 +128,9 @@ func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
 	}
 	for i := range ev.Blocks {
 		bl := &ev.Blocks[i]
+		if i%ahead == 0 && len(r.group.shelves) > 0 {
+			r.group.shelves[0].prefetch(ev.Blocks[i:])
+		}
 		prefix := bl.Prefix
 		if ev.Unrooted {
 			prefix = 0
@@ -290,6 +272,9 @@ func (x *Index) applyEvicted(s *source, b *event.Batch, ev *event.Event) error {
 	tier := slices.Index(x.tiers, ev.Tier)
 	for i := range ev.Blocks {
 		bl := &ev.Blocks[i]
+		if i%ahead == 0 && g != nil && len(g.shelves) > 0 {
+			g.shelves[0].prefetch(ev.Blocks[i:])
+		}
 		if bl.Effect >= 0 {
 			continue
 		}

@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"kvstrata/event"
+	"kvstrata/event/flat"
 )
 
 const (
@@ -115,11 +116,11 @@ func (p *tablePage) homes(h uint64) (first, second *tagBucket) {
 	return &p.buckets[uint64(lower)*n>>32], &p.buckets[uint64(lower*0x9e3779b1)*n>>32]
 }
 
-// touch loads what the next operation on a prefix will look at first; see flat.Map.Touch.
-func (t *blockTable) touch(p event.PrefixHash) uint32 {
+// appendLines appends the cache lines that the next operation on a prefix will look at.
+func (t *blockTable) appendLines(lines []unsafe.Pointer, p event.PrefixHash) []unsafe.Pointer {
 	h := t.hash(p)
-	b, _ := t.dir.Load().page(h).homes(h)
-	return atomic.LoadUint32(&b.spilled)
+	first, second := t.dir.Load().page(h).homes(h)
+	return append(lines, unsafe.Pointer(first), unsafe.Pointer(second))
 }
 
 // find returns the number of a block, 0 when it is not there.
@@ -267,13 +268,15 @@ func put(span []atomic.Pointer[tablePage], page *tablePage) {
 
 // fill puts the numbers of a page into an empty one, or those whose hashes are wanted, and reports whether they fit.
 func (p *tablePage) fill(old *tablePage, t *blockTable, f *forest, wanted func(h uint64) bool) bool {
-	var misses event.PrefixHash
-	for i := range old.buckets { // so that the misses overlap
+	lines := make([]unsafe.Pointer, 0, len(old.buckets)*tagSlots)
+	for i := range old.buckets {
 		for _, id := range old.buckets[i].ids {
-			misses += f.prefix(id)
+			if id != 0 {
+				lines = append(lines, unsafe.Pointer(&f.chunk(id).prefixes[id&(chunkBlocks-1)]))
+			}
 		}
 	}
-	f.misses += uint64(misses)
+	flat.Prefetch(lines)
 	for i := range old.buckets {
 		for _, id := range old.buckets[i].ids {
 			if id == 0 {

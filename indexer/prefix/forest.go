@@ -45,7 +45,6 @@ type forest struct {
 	moving   bool     // some chunks are leaving
 	renumber func(owners, from, to uint32)
 	at       uint32 // where the next block goes, if it is free
-	misses   uint64 // what touching added up to, so that it is not left out
 }
 
 func newForest(cut variant, m *memory, seed uint64, renumber func(owners, from, to uint32)) *forest {

@@ -11,7 +11,6 @@ type hand struct {
 	shelf   uint32 // the one that the next step looks at
 	place   uint64 // in it
 	running bool
-	dropped int             // blocks left out in this round
 	ages    [maxAge + 1]int // of the blocks that this round met
 	oldest  uint32          // blocks of this age and older go: what the last round met tells how many they are
 	rows    []handRow

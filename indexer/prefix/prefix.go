@@ -101,10 +101,9 @@ type source struct {
 	agreed    uint64 // digests
 	differed  uint64
 	lastAgree bool
-	reshaped  bool   // groups or shelves came or changed since crooked was found out
-	crooked   bool   // left to Lookup by Readers
-	misses    uint32 // what touching added up to, so that it is not left out
-	story     story  // for the service
+	reshaped  bool  // groups or shelves came or changed since crooked was found out
+	crooked   bool  // left to Lookup by Readers
+	story     story // for the service
 
 	// What Readers look at.
 	answers atomic.Bool  // but for silence

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"unsafe"
 
 	"kvstrata/event"
+	"kvstrata/event/flat"
 )
 
 // Restore replaces all that is known of a source by a checkpoint object. It may run beside Apply and other Restores, of other
@@ -31,7 +33,6 @@ type intake struct {
 	room   source // what becomes the source's
 	rows   []event.Entry
 	groups []*group // by number
-	sum    uint32
 	seen   seeds
 	done   func() // tells the service how it ended
 }
@@ -71,16 +72,20 @@ func (in *intake) group(told event.Group) *group {
 
 // flush enters the rows that have been read.
 func (in *intake) flush() {
+	var room [4 * sweepPiece]unsafe.Pointer
+	lines := room[:0]
 	for i := range in.rows {
 		e := &in.rows[i]
-		hash, ok := e.Hash.Int()
-		if g := in.find(e.Group); ok && g != nil && len(g.shelves) > 0 {
-			in.sum += g.shelves[0].blocks.Touch(hash)
+		if g := in.find(e.Group); g != nil && len(g.shelves) > 0 {
+			if hash, ok := e.Hash.Int(); ok {
+				lines = g.shelves[0].blocks.AppendLines(lines, hash)
+			}
 			if f := g.shelves[0].forest; f != nil {
-				in.sum += f.table.touch(e.Prefix)
+				lines = f.table.appendLines(lines, e.Prefix)
 			}
 		}
 	}
+	flat.Prefetch(lines)
 	in.index.begin()
 	defer in.index.end()
 	for i := range in.rows {
@@ -150,7 +155,7 @@ func (in *intake) finish(cp *event.Checkpoint, err error) error {
 		}
 	}
 	s.told = append(s.told, cp.Groups...)
-	s.tiers, s.digest, s.misses = in.room.tiers, in.room.digest, in.sum
+	s.tiers, s.digest = in.room.tiers, in.room.digest
 	s.epoch, s.fence, s.started, s.seq, s.doubt = cp.Epoch, cp.Fence, cp.Ledger.Started, cp.Seq, ""
 	s.assume(cp)
 	s.reshaped = true
