@@ -117,7 +117,7 @@ func TestExampleOfTheEventFormat(t *testing.T) {
 	}
 
 	told := exampleTold()
-	set := resident.New(resident.DefaultConfig(), nil)
+	set := resident.New(resident.DefaultConfig())
 	var enc event.Encoder
 	for i := range told {
 		set.Judge(&told[i])

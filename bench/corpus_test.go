@@ -23,7 +23,7 @@ func TestEffectsAreTheJudges(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := new(corpus)
-	names, set := trace.Names(0), resident.New(resident.DefaultConfig(), nil)
+	names, set := trace.Names(0), resident.New(resident.DefaultConfig())
 	local := make(map[event.BlockHash]uint64)
 	for b := range trace.Blocks {
 		local[event.IntHash(names.Engine(uint32(b)))] = names.Local[b]

@@ -40,7 +40,7 @@ func newIngester(pods int) *ingester {
 	g := &ingester{index: newIndex(pods), next: make([]event.Seq, pods)}
 	for p := range pods {
 		g.decoders = append(g.decoders, subscriber.NewDecoder(subscriber.DecoderConfig{}))
-		g.judges = append(g.judges, resident.New(resident.DefaultConfig(), nil))
+		g.judges = append(g.judges, resident.New(resident.DefaultConfig()))
 		g.sources = append(g.sources, engine(p))
 	}
 	return g

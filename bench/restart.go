@@ -60,7 +60,7 @@ func restart() (float64, error) {
 
 // checkpoint returns the object of a source whose judge was told n blocks in chains of 64.
 func checkpoint(worker, n int) ([]byte, error) {
-	set := resident.New(resident.DefaultConfig(), nil)
+	set := resident.New(resident.DefaultConfig())
 	f := newFeeder(nil, worker+1)
 	f.random.Next()
 	var ledger event.Ledger

@@ -258,7 +258,7 @@ func TestReadOfWhatConnectorsTell(t *testing.T) {
 
 func TestTheTwoNewestCheckpointsStay(t *testing.T) {
 	_, b, _ := start(t, bus.DefaultConfig())
-	snap := resident.New(resident.DefaultConfig(), nil).Snapshot()
+	snap := resident.New(resident.DefaultConfig()).Snapshot()
 	for i := range 4 {
 		cp := &event.Checkpoint{Source: source, Epoch: 5, Fence: 6, Seq: event.Seq(i), Written: event.Time(100 + i)}
 		if err := b.PutCheckpoint(t.Context(), cp, snap.Entries()); err != nil {
@@ -293,7 +293,7 @@ func TestTheTwoNewestCheckpointsStay(t *testing.T) {
 // Whenever its context ends, a load leaves no goroutine behind: TestMain looks.
 func TestALoadMayBeCancelledAtAnyMoment(t *testing.T) {
 	_, b, _ := start(t, bus.DefaultConfig())
-	set := resident.New(resident.DefaultConfig(), nil)
+	set := resident.New(resident.DefaultConfig())
 	blocks := make([]event.Block, 50_000) // more than one chunk
 	for i := range blocks {
 		blocks[i] = event.Block{Hash: event.IntHash(uint64(i)), Effect: 1, Copies: -1, Age: -1}

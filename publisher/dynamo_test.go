@@ -52,7 +52,7 @@ func gone(tier event.Tier, hashes ...uint64) event.Event {
 func TestDynamoRecorderIsReadAgain(t *testing.T) {
 	var out bytes.Buffer
 	rec := publisher.NewDynamoRecorder(&out)
-	set := resident.New(resident.DefaultConfig(), nil)
+	set := resident.New(resident.DefaultConfig())
 	host := storedRun(0, 1)
 	host.Tier = event.CPU
 	for _, m := range []*event.Message{
@@ -70,7 +70,7 @@ func TestDynamoRecorderIsReadAgain(t *testing.T) {
 	}
 	cfg := resident.DefaultConfig()
 	cfg.AsSet = true // Dynamo tells each store, and only the last copy's end
-	again := resident.New(cfg, nil)
+	again := resident.New(cfg)
 	d := subscriber.NewDecoder(subscriber.DecoderConfig{BlockSize: 4})
 	for i, line := range lines {
 		b := event.Batch{First: event.Seq(i), Last: event.Seq(i)}
@@ -98,7 +98,7 @@ func TestDynamoRecorderIsReadAgain(t *testing.T) {
 }
 
 func TestDynamoRecorderSaysWhatItCannotWrite(t *testing.T) {
-	set := resident.New(resident.DefaultConfig(), nil)
+	set := resident.New(resident.DefaultConfig())
 	m := told(set, 0, storedRun(0, 1))
 	m.Batches[0].Events[0].Tokens = nil
 	rec := publisher.NewDynamoRecorder(new(bytes.Buffer))
@@ -107,7 +107,7 @@ func TestDynamoRecorderSaysWhatItCannotWrite(t *testing.T) {
 	}
 	cfg := resident.DefaultConfig()
 	cfg.Hasher = event.NewHasher("key")
-	if err := rec.Write(told(resident.New(cfg, nil), 0, storedRun(0, 1))); err == nil || !strings.Contains(err.Error(), "--hash-key") {
+	if err := rec.Write(told(resident.New(cfg), 0, storedRun(0, 1))); err == nil || !strings.Contains(err.Error(), "--hash-key") {
 		t.Errorf("with a key: %v", err)
 	}
 }
@@ -137,7 +137,7 @@ func TestDynamoRecorderTellsWhatIsThere(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
 			rec := publisher.NewDynamoRecorder(&out)
-			set := resident.New(tt.cfg, nil)
+			set := resident.New(tt.cfg)
 			for i, ev := range tt.events {
 				if err := rec.Write(told(set, event.Seq(i), ev)); err != nil {
 					t.Fatal(err)

@@ -62,7 +62,7 @@ func NewNATS(cfg NATSConfig, b *bus.Bus, source event.Source, log *slog.Logger) 
 	}
 	cfg.Stream.MaxWait = 0 // it never waits: observing must not slow a transfer
 	return &NATS{
-		cfg: cfg, stream: NewStream(cfg.Stream, b, source, cfg.Fence, log), epoch: event.Epoch(cfg.Fence), set: resident.New(cfg.Judge, nil),
+		cfg: cfg, stream: NewStream(cfg.Stream, b, source, cfg.Fence, log), epoch: event.Epoch(cfg.Fence), set: resident.New(cfg.Judge),
 	}, nil
 }
 

@@ -97,7 +97,7 @@ func (j *judged) batch() *event.Batch {
 	return b
 }
 
-func newJudged() *judged { return &judged{set: resident.New(resident.DefaultConfig(), nil)} }
+func newJudged() *judged { return &judged{set: resident.New(resident.DefaultConfig())} }
 
 func TestStreamTellsItsDigestAtMessagesEnds(t *testing.T) {
 	_, b := startBus(t)
@@ -120,7 +120,7 @@ func TestStreamTellsItsDigestAtMessagesEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer reader.Close()
-	follower := resident.New(resident.Config{}, nil)
+	follower := resident.New(resident.Config{})
 	var dec event.Decoder
 	next, digests, messages := event.Seq(0), 0, 0
 	for seq := uint64(0); seq < end.Sequence; messages++ {
@@ -259,7 +259,7 @@ func TestStreamWritesCheckpointsThatStandInTheStream(t *testing.T) {
 		names = all[engineSource]
 		return len(names) > 0
 	})
-	again := resident.New(resident.DefaultConfig(), nil)
+	again := resident.New(resident.DefaultConfig())
 	got, err := b.LoadCheckpoint(t.Context(), names[0], again.Load)
 	if err != nil {
 		t.Fatal(err)
@@ -342,7 +342,7 @@ func TestNATSPublisherCheckpointsAtStartAndStop(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	set := resident.New(resident.DefaultConfig(), nil)
+	set := resident.New(resident.DefaultConfig())
 	if _, err := b.LoadCheckpoint(t.Context(), all[connectorSource][0], set.Load); err != nil {
 		t.Fatal(err)
 	}

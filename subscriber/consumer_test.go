@@ -29,7 +29,7 @@ type recorder struct {
 	agreed   []bool
 }
 
-func newRecorder() *recorder { return &recorder{set: resident.New(resident.Config{}, nil)} }
+func newRecorder() *recorder { return &recorder{set: resident.New(resident.Config{})} }
 
 func (r *recorder) Restore(ctx context.Context, object io.Reader) (*event.Checkpoint, error) {
 	r.mu.Lock()
@@ -99,7 +99,7 @@ type story struct {
 
 func newStory(t *testing.T, r *road) *story {
 	return &story{
-		t: t, road: r, judge: resident.New(resident.DefaultConfig(), nil),
+		t: t, road: r, judge: resident.New(resident.DefaultConfig()),
 		source: event.Source{Cluster: "c", Model: "m", Instance: "story", Origin: event.Engine},
 	}
 }

@@ -24,7 +24,7 @@ type past struct {
 func (e *engine) load(ctx context.Context) (*recovery.Prior, error) {
 	judge := e.sub.cfg.Judge
 	judge.Hasher, judge.AsSet = event.NewHasher(e.sub.cfg.HashKey), e.cfg.AsSet
-	e.set = resident.New(judge, nil)
+	e.set = resident.New(judge)
 	e.ledger = event.Ledger{}
 
 	p, err := e.loadCheckpoint(ctx)

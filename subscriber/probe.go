@@ -49,7 +49,7 @@ func Probe(ctx context.Context, cfg Config, engineCfg EngineConfig) (r *Report, 
 	e := newEngine(&Subscriber{cfg: cfg, log: slog.New(slog.DiscardHandler)}, engineCfg)
 	judge := cfg.Judge
 	judge.Hasher, judge.AsSet = event.NewHasher(cfg.HashKey), engineCfg.AsSet
-	e.set, e.stream = resident.New(judge, nil), nowhere{}
+	e.set, e.stream = resident.New(judge), nowhere{}
 	p := &probed{feed: f}
 	if err := e.listen(ctx, p, nil); err != nil {
 		return nil, err

@@ -232,7 +232,7 @@ func BenchmarkRestart(b *testing.B) {
 // storeBlocks stores a checkpoint of blocks with names of their own, and returns its size.
 func storeBlocks(b *testing.B, r *road, source, blocks int) int64 {
 	b.Helper()
-	set := resident.New(resident.DefaultConfig(), nil)
+	set := resident.New(resident.DefaultConfig())
 	for at := 0; at < blocks; at += 64 {
 		ev := event.Event{
 			Kind: event.Stored, Tier: event.GPU, Group: event.NoGroup, BlockSize: 16, LoRAID: event.NoLoRAID, Spec: event.SpecFull,

@@ -25,7 +25,7 @@ func TestPayloadsAreWhatTheProtocolSays(t *testing.T) {
 			dec := subscriber.NewDecoder(subscriber.DecoderConfig{})
 			sets := make([]*resident.Set, pods)
 			for p := range sets {
-				sets[p] = resident.New(resident.DefaultConfig(), nil)
+				sets[p] = resident.New(resident.DefaultConfig())
 			}
 			events := 0
 			for i, p := range work.Payloads(tt.shape, pods, messages, asMaps) {

@@ -168,6 +168,7 @@ func newStack(a *app, flags natsFlags, dir string) (*stack, error) {
 type shareFlags struct {
 	Shard  prefix.Shard `help:"The part of the prefix hashes that the index keeps, as 2/8 for the second of eight; kvstrata gather asks all. Without: all." placeholder:"PART/PARTS" env:"KVSTRATA_SHARD"`
 	Models []string     `help:"Models that the index keeps, comma-separated. Without: all." placeholder:"MODEL" env:"KVSTRATA_MODELS"`
+	Memory int64        `name:"index-memory" help:"Bytes that the blocks of the prefix index may take; beyond it those not used for longest are left out, and their sources are partial. 0: no bound." default:"0" env:"KVSTRATA_INDEX_MEMORY"`
 }
 
 // addPrefix adds the prefix index; once is enough.
@@ -176,7 +177,7 @@ func (s *stack) addPrefix(hashKey string, share shareFlags) error {
 		return nil
 	}
 	cfg := prefix.DefaultConfig()
-	cfg.HashKey, cfg.Shard, cfg.Models = hashKey, share.Shard, share.Models
+	cfg.HashKey, cfg.Shard, cfg.Models, cfg.MaxBytes = hashKey, share.Shard, share.Models, share.Memory
 	s.index = prefix.New(cfg)
 	if err := s.registry.Register(s.index); err != nil {
 		return fmt.Errorf("register index metrics: %w", err)

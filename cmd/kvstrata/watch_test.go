@@ -202,7 +202,7 @@ func (j *judged) tell() error {
 func (w *storeWorld) engine(name string, spec storeSpec, pool int) *sim.Host {
 	w.t.Helper()
 	source := event.Source{Cluster: event.DefaultCluster, Model: storeModel, Instance: name, Origin: event.Engine}
-	feed := &judged{stream: publisher.NewStream(publisher.DefaultStreamConfig(), w.bus, source, 1, silent()), set: resident.New(resident.DefaultConfig(), nil)}
+	feed := &judged{stream: publisher.NewStream(publisher.DefaultStreamConfig(), w.bus, source, 1, silent()), set: resident.New(resident.DefaultConfig())}
 	background(w.t, feed.stream.Run)
 	if err := feed.tell(); err != nil {
 		w.t.Fatal(err)

@@ -98,7 +98,7 @@ func watch(t *testing.T, addr string, change func(*redis.Config, *redis.WatchCon
 	if change != nil {
 		change(&cfg, &wc)
 	}
-	l := &listener{set: make(map[event.BlockHash]event.PrefixHash), judge: resident.New(resident.DefaultConfig(), nil)}
+	l := &listener{set: make(map[event.BlockHash]event.PrefixHash), judge: resident.New(resident.DefaultConfig())}
 	w, err := redis.NewWatcher(cfg, wc, l, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)

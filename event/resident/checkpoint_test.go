@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// What fell is what rose, whatever a checkpoint tells of a block twice.
+// A block is cut in one way, whatever a checkpoint tells of it twice.
 func TestLoadDescribesABlockOnce(t *testing.T) {
 	h := event.IntHash(11)
 	rows := []event.Entry{
@@ -23,26 +23,22 @@ func TestLoadDescribesABlockOnce(t *testing.T) {
 	if err := event.WriteCheckpoint(&object, &cp, func(yield func(*event.Entry) bool) { _ = yield(&rows[0]) && yield(&rows[1]) }); err != nil {
 		t.Fatal(err)
 	}
-	visible := make(map[resident.Change]int)
-	s := resident.New(resident.Config{}, func(c resident.Change) {
-		delta := int(c.Delta)
-		c.Delta = 0
-		visible[c] += delta
-	})
+	s := resident.New(resident.Config{})
 	if _, err := s.Load(&object); err != nil {
 		t.Fatal(err)
 	}
-	s.Reset()
-	for c, n := range visible {
-		if n != 0 {
-			t.Errorf("%+v: %d", c, n)
-		}
+	sizes := make(map[event.Tier]uint32)
+	for e := range s.Resident() {
+		sizes[e.Tier] = e.BlockSize
+	}
+	if diff := cmp.Diff(map[event.Tier]uint32{event.GPU: 16, event.CPU: 16}, sizes); diff != "" {
+		t.Error(diff)
 	}
 }
 
 // The judge and who follows it describe groups alike, also after a naming event of blocks of an earlier size.
 func TestNamingDoesNotDescribeTheGroupToFollowersOnly(t *testing.T) {
-	judge, follower := resident.New(resident.DefaultConfig(), nil), resident.New(resident.Config{}, nil)
+	judge, follower := resident.New(resident.DefaultConfig()), resident.New(resident.Config{})
 	wide := stored(0, 100, 21)
 	wide.BlockSize = 2 * blockSize
 	wide.Tokens = append(wide.Tokens, wide.Tokens...)

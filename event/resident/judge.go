@@ -148,6 +148,9 @@ func (s *Set) judgeStored(b *event.Batch, ev *event.Event) {
 	}
 	for i := range ev.Blocks {
 		bl := &ev.Blocks[i]
+		if i%ahead == 0 {
+			s.index.prefetch(ev.Blocks[i:], ev.Group)
+		}
 		var at int32
 		if counts {
 			at = s.record(bl.Hash, ev.Group)
@@ -251,6 +254,9 @@ func (s *Set) judgeEvicted(b *event.Batch, ev *event.Event) {
 	tier, known := s.tierNumber(ev.Tier)
 	for i := range ev.Blocks {
 		bl := &ev.Blocks[i]
+		if i%ahead == 0 {
+			s.index.prefetch(ev.Blocks[i:], ev.Group)
+		}
 		bl.Copies, bl.Age = -1, -1
 		at, ok := s.index.get(key{bl.Hash, ev.Group.Index()})
 		if ok {

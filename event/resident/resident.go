@@ -32,16 +32,6 @@ type Config struct {
 // DefaultConfig returns the configuration of a judge.
 func DefaultConfig() Config { return Config{MaxNames: 1 << 12, MaxOrphans: 1 << 20} }
 
-// Change is one step of what lookups can see: a named block rose from no copy in a tier, or fell to none.
-type Change struct {
-	Prefix    event.PrefixHash
-	BlockSize uint32
-	Eagle     bool
-	Group     event.Group
-	Tier      event.Tier
-	Delta     int8 // +1 rose, −1 fell
-}
-
 // TierCount is how much of a set lies in one tier.
 type TierCount struct {
 	Tier   event.Tier
@@ -64,26 +54,21 @@ type Set struct {
 	waiting  map[key][]int32
 	orphans  int
 	oddities [numOddities]event.Counter
-	observe  func(Change)
 
 	named []int32       // records that got a name in the batch being judged: who waited for them gets one too
 	told  []int32       // records whose names the batch's own runs do not tell: naming events will
 	room  []event.Block // of the naming events
 }
 
-// New returns an empty set. observe, which may be nil, is told each change as it happens; the prefix of a change is
-// always known.
-func New(cfg Config, observe func(Change)) *Set {
-	s := &Set{cfg: cfg, observe: observe}
+// New returns an empty set.
+func New(cfg Config) *Set {
+	s := &Set{cfg: cfg}
 	s.Reset()
 	return s
 }
 
 // Reset empties the set and forgets every name: a new life begins.
 func (s *Set) Reset() {
-	if s.observe != nil {
-		s.zero()
-	}
 	s.index = newTable()
 	s.slab = slab{snapshots: new(atomic.Int32)} // older snapshots share nothing with it
 	s.digest = 0
@@ -149,16 +134,11 @@ func (s *Set) Clear() {
 	}
 }
 
-// zero takes every copy out of every record, telling the observer.
+// zero takes every copy out of every record.
 func (s *Set) zero() {
 	for i := range s.slab.all() {
 		if !s.slab.resident(i) {
 			continue
-		}
-		for h := range s.slab.holdings(i) {
-			if h.copies > 0 {
-				s.tell(s.slab.at(i), h.tier, -1)
-			}
 		}
 		s.spread -= len(s.slab.more(i))
 		s.slab.setMore(i, nil)
@@ -187,40 +167,6 @@ func (s *Set) Copied(h event.BlockHash, g event.Group, tier event.Tier) uint32 {
 		return 0
 	}
 	return s.slab.copies(i, t)
-}
-
-// AppendTiers appends the tiers that a block lies in, in no order.
-func (s *Set) AppendTiers(dst []event.Tier, h event.BlockHash, g event.Group) []event.Tier {
-	i, ok := s.index.get(key{h, g.Index()})
-	if !ok {
-		return dst
-	}
-	for held := range s.slab.holdings(i) {
-		if held.copies > 0 {
-			dst = append(dst, s.tiers[held.tier].Tier)
-		}
-	}
-	return dst
-}
-
-// Find returns what is known of a block: its names and parent, and the first tier that it lies in, if any.
-func (s *Set) Find(h event.BlockHash, g event.Group) (event.Entry, bool) {
-	i, ok := s.index.get(key{h, g.Index()})
-	if !ok {
-		return event.Entry{}, false
-	}
-	r := s.slab.at(i)
-	e := event.Entry{
-		Hash: h, Group: event.Group(r.group), Prefix: r.prefix, Local: r.local, HasParent: r.flags&recParent != 0, Seed: r.seed,
-		BlockSize: r.blockSize, Eagle: r.flags&recEagle != 0,
-	}
-	if e.HasParent {
-		e.Parent = s.slab.parent(i)
-	}
-	if r.first.copies > 0 {
-		e.Tier, e.Copies, e.Stored = s.tiers[r.first.tier].Tier, r.first.copies, r.first.stored
-	}
-	return e, true
 }
 
 func (s *Set) tierNames() []event.Tier {
@@ -302,7 +248,6 @@ func (s *Set) rise(i int32, tier uint16, now event.Time) {
 	if copies == 1 {
 		s.tiers[tier].Blocks++
 		s.fullest = max(s.fullest, s.records-s.names.length)
-		s.tell(r, tier, +1)
 	}
 }
 
@@ -334,7 +279,6 @@ func (s *Set) fall(i int32, tier uint16) (left uint32, stored event.Time) {
 	s.spread += len(s.slab.more(i))
 	if left == 0 {
 		s.tiers[tier].Blocks--
-		s.tell(r, tier, -1)
 		if !s.slab.resident(i) {
 			s.retire(i)
 		}
@@ -352,22 +296,7 @@ func (s *Set) name(i int32, prefix event.PrefixHash) bool {
 		s.unwait(i)
 	}
 	r.prefix, r.local = prefix, 0
-	for h := range s.slab.holdings(i) {
-		if h.copies > 0 {
-			s.tell(r, h.tier, +1)
-		}
-	}
 	return true
-}
-
-func (s *Set) tell(r *record, tier uint16, delta int8) {
-	if s.observe == nil || r.prefix == 0 {
-		return
-	}
-	s.observe(Change{
-		Prefix: r.prefix, BlockSize: r.blockSize, Eagle: r.flags&recEagle != 0, Group: event.Group(r.group),
-		Tier: s.tiers[tier].Tier, Delta: delta,
-	})
 }
 
 // record returns the record of a block, made if need be.

@@ -4,8 +4,10 @@ import (
 	"iter"
 	"slices"
 	"sync/atomic"
+	"unsafe"
 
 	"kvstrata/event"
+	"kvstrata/event/flat"
 )
 
 // key finds a record: an engine's hash within a cache group. Nil group and group 0 are the same.
@@ -14,45 +16,73 @@ type key struct {
 	group uint32
 }
 
-// intKey is the key of an integer hash, free of pointers so that the collector need not walk the map.
-type intKey struct {
-	hash  uint64
-	group uint32
-}
-
-// table maps keys to records.
+// table maps keys to records. Integer hashes, which most are, have a flat map a group.
 type table struct {
-	ints  map[intKey]int32
+	pool  *flat.Pool
+	ints  []*flat.Map // by group
 	bytes map[key]int32
 }
 
 func newTable() table {
-	return table{ints: make(map[intKey]int32), bytes: make(map[key]int32)}
+	return table{pool: flat.NewPool(nil), bytes: make(map[key]int32)}
 }
 
+// group returns the integer hashes of a group, made at its first.
+func (t *table) group(g uint32) *flat.Map {
+	for uint32(len(t.ints)) <= g {
+		t.ints = append(t.ints, flat.NewMap(t.pool))
+	}
+	return t.ints[g]
+}
+
+// flatGroups bounds the groups that have flat maps: a source may name any number.
+const flatGroups = 64
+
 func (t *table) get(k key) (i int32, ok bool) {
-	if n, isInt := k.hash.Int(); isInt {
-		i, ok = t.ints[intKey{n, k.group}]
+	n, isInt := k.hash.Int()
+	if !isInt || k.group >= flatGroups {
+		i, ok = t.bytes[k]
 		return i, ok
 	}
-	i, ok = t.bytes[k]
-	return i, ok
+	if k.group >= uint32(len(t.ints)) {
+		return 0, false
+	}
+	i = int32(t.ints[k.group].Get(n)) - 1
+	return i, i >= 0
 }
 
 func (t *table) put(k key, i int32) {
-	if n, isInt := k.hash.Int(); isInt {
-		t.ints[intKey{n, k.group}] = i
+	if n, isInt := k.hash.Int(); isInt && k.group < flatGroups {
+		*t.group(k.group).Entry(n) = uint32(i) + 1
 		return
 	}
 	t.bytes[k] = i
 }
 
 func (t *table) remove(k key) {
-	if n, isInt := k.hash.Int(); isInt {
-		delete(t.ints, intKey{n, k.group})
+	if n, isInt := k.hash.Int(); isInt && k.group < flatGroups {
+		t.group(k.group).Delete(n)
 		return
 	}
 	delete(t.bytes, k)
+}
+
+// ahead is how many blocks' misses overlap at a time.
+const ahead = 64
+
+// prefetch has what the next operations on some blocks will look at fetched.
+func (t *table) prefetch(blocks []event.Block, g event.Group) {
+	if g.Index() >= uint32(len(t.ints)) || len(blocks) < 2 {
+		return
+	}
+	var room [2 * ahead]unsafe.Pointer
+	lines := room[:0]
+	for i := range blocks[:min(ahead, len(blocks))] {
+		if n, isInt := blocks[i].Hash.Int(); isInt {
+			lines = t.ints[g.Index()].AppendLines(lines, n)
+		}
+	}
+	flat.Prefetch(lines)
 }
 
 // Flags of a record.
@@ -152,20 +182,6 @@ func (s *slab) setMore(i int32, more []holding) {
 	}
 	r.flags |= recSpread
 	s.editExtra(i).more = more
-}
-
-// holdings yields the copies of record i, tier by tier; the first may have none.
-func (s *slab) holdings(i int32) iter.Seq[holding] {
-	return func(yield func(holding) bool) {
-		if !yield(s.at(i).first) {
-			return
-		}
-		for _, h := range s.more(i) {
-			if !yield(h) {
-				return
-			}
-		}
-	}
 }
 
 func (s *slab) copies(i int32, tier uint16) uint32 {

@@ -11,7 +11,7 @@ import (
 
 // Local hashes that a source tells instead of tokens give the names that its tokens would.
 func TestLocalHashesNameARun(t *testing.T) {
-	s := resident.New(resident.DefaultConfig(), nil)
+	s := resident.New(resident.DefaultConfig())
 	byTokens, byLocals := stored(0, 1, 11, 12, 13), stored(0, 1, 21, 22, 23)
 	for i := range byLocals.Blocks {
 		byLocals.Locals = append(byLocals.Locals, event.LocalHash(byLocals.Tokens[i*blockSize:(i+1)*blockSize], event.Hasher{}.Seed("", "")))
@@ -31,7 +31,7 @@ func TestLocalHashesNameARun(t *testing.T) {
 
 // An EVICTED that names no tier takes the copy from where it is.
 func TestAnEvictionThatNamesNoTier(t *testing.T) {
-	s := resident.New(resident.DefaultConfig(), nil)
+	s := resident.New(resident.DefaultConfig())
 	host := stored(0, 1, 11)
 	host.Tier = event.CPU
 	b := batch(0, host, stored(11, 5, 12), evicted(event.AnyTier, 11), evicted(event.AnyTier, 12), evicted(event.AnyTier, 13))
@@ -50,7 +50,7 @@ func TestAnEvictionThatNamesNoTier(t *testing.T) {
 
 // The blocks of a LOADED get the names that they have.
 func TestLoadedBlocksAreNamed(t *testing.T) {
-	s := resident.New(resident.DefaultConfig(), nil)
+	s := resident.New(resident.DefaultConfig())
 	load := evicted(event.GPU, 11, 99)
 	load.Kind = event.Loaded
 	b := batch(0, stored(0, 1, 11), load)
@@ -63,7 +63,7 @@ func TestLoadedBlocksAreNamed(t *testing.T) {
 // A sliding window's group tells the tokens of a whole run and only some of its blocks, below parents that it never told: that
 // breaks nothing, and such blocks are counted, with a name only where there is one.
 func TestAWindowTellsLessThanItsRun(t *testing.T) {
-	s := resident.New(resident.DefaultConfig(), nil)
+	s := resident.New(resident.DefaultConfig())
 	part, below := stored(0, 1, 11, 12), stored(99, 9, 13)
 	part.Blocks = part.Blocks[:1]
 	for _, ev := range []*event.Event{&part, &below} {
@@ -81,7 +81,7 @@ func TestAWindowTellsLessThanItsRun(t *testing.T) {
 
 // A group is what its blocks on the device are: chunks of a store, blocks elsewhere and half-full ones don't change it.
 func TestAGroupIsWhatTheDeviceTells(t *testing.T) {
-	s := resident.New(resident.DefaultConfig(), nil)
+	s := resident.New(resident.DefaultConfig())
 	chunk, remote, small := stored(0, 1, 21), stored(0, 1, 22), stored(0, 1, 23)
 	chunk.Tier, chunk.BlockSize = event.CPU, 256
 	remote.Locality, remote.BlockSize = event.Remote, 64
@@ -94,7 +94,7 @@ func TestAGroupIsWhatTheDeviceTells(t *testing.T) {
 
 // A run of evictions that name no tier is cut where the blocks lie in another one.
 func TestEvictionsThatLieInSeveralTiers(t *testing.T) {
-	s := resident.New(resident.DefaultConfig(), nil)
+	s := resident.New(resident.DefaultConfig())
 	host := stored(0, 1, 11, 12)
 	host.Tier = event.CPU
 	b := batch(0, host, stored(12, 9, 13), evicted(event.AnyTier, 11, 13, 12), evicted(event.AnyTier))

@@ -105,7 +105,7 @@ type stream struct {
 func newStream(instance string) *stream {
 	return &stream{
 		source: event.Source{Cluster: event.DefaultCluster, Model: "m/model", Instance: instance, Origin: event.Engine},
-		set:    resident.New(resident.DefaultConfig(), nil), epoch: 7,
+		set:    resident.New(resident.DefaultConfig()), epoch: 7,
 		position: event.Position{Stream: "KV_EVENTS", Created: 1_000},
 		now:      time.Now().Add(-10 * time.Minute).Truncate(time.Millisecond),
 	}

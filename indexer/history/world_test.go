@@ -61,7 +61,7 @@ func newWorld(seed uint64, lives, items int) *world {
 			source: event.Source{
 				Cluster: fmt.Sprint("seed", seed), Model: "m/mo.del", Instance: fmt.Sprint("e", i/2), Rank: uint32(i % 2), Origin: event.Engine,
 			},
-			bytes: i == 3, set: resident.New(resident.DefaultConfig(), nil), epoch: 100, fence: 1, seq: event.Seq(i % 2),
+			bytes: i == 3, set: resident.New(resident.DefaultConfig()), epoch: 100, fence: 1, seq: event.Seq(i % 2),
 		})
 	}
 	created := event.UnixTime(time.Now())

@@ -211,7 +211,7 @@ func TestLookupOrdersAndFiltersSources(t *testing.T) {
 }
 
 func TestLookupUnderAHashKey(t *testing.T) {
-	judge := resident.New(resident.Config{Hasher: event.NewHasher("secret"), MaxNames: 8}, nil)
+	judge := resident.New(resident.Config{Hasher: event.NewHasher("secret"), MaxNames: 8})
 	pub := newPublisher(engine("e1"), false)
 	pub.judge = judge
 	p := prompt(1, 2)

@@ -34,6 +34,8 @@ var (
 	copiesDesc   = prometheus.NewDesc("kvstrata_prefix_resident_copies", "Copies of blocks.", append(sourceLabels, "tier"), nil)
 	stateDesc    = prometheus.NewDesc("kvstrata_prefix_source_state", "1 for the state that the source is in.", append(sourceLabels, "state"), nil)
 	behindDesc   = prometheus.NewDesc("kvstrata_prefix_behind_sequences", "Batches that the subscriber told of and that are not applied yet.", sourceLabels, nil)
+	leftOutDesc  = prometheus.NewDesc("kvstrata_prefix_left_out_copies", "Copies that had no room within the bound of memory.", sourceLabels, nil)
+	memoryDesc   = prometheus.NewDesc("kvstrata_prefix_memory_bytes", "Memory of the index: engines' names of blocks (shelves), prefixes (blocks), sets of owners (owners), and what is kept for what comes (idle).", []string{"part"}, nil)
 	opsDesc      = prometheus.NewDesc("kvstrata_prefix_block_operations_total", "Block operations applied.", sourceLabels, nil)
 )
 
@@ -41,7 +43,7 @@ var (
 func (x *Index) Describe(ch chan<- *prometheus.Desc) {
 	x.metrics.lookups.Describe(ch)
 	x.metrics.lag.Describe(ch)
-	for _, d := range []*prometheus.Desc{residentDesc, copiesDesc, stateDesc, behindDesc, opsDesc} {
+	for _, d := range []*prometheus.Desc{residentDesc, copiesDesc, stateDesc, behindDesc, leftOutDesc, memoryDesc, opsDesc} {
 		ch <- d
 	}
 }
@@ -53,6 +55,10 @@ func (x *Index) Collect(ch chan<- prometheus.Metric) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	now := x.cfg.Clock()
+	memory := x.bytes()
+	for part, n := range map[string]int64{"shelves": memory.Shelves, "blocks": memory.Blocks, "owners": memory.Owners, "idle": memory.Idle} {
+		ch <- prometheus.MustNewConstMetric(memoryDesc, prometheus.GaugeValue, float64(n), part)
+	}
 	for _, s := range x.byID {
 		labels := labelsOf(s.name)
 		put := func(d *prometheus.Desc, kind prometheus.ValueType, v uint64, more ...string) {
@@ -65,6 +71,7 @@ func (x *Index) Collect(ch chan<- prometheus.Metric) {
 		}
 		put(stateDesc, prometheus.GaugeValue, 1, info.State.String())
 		put(behindDesc, prometheus.GaugeValue, info.Behind)
+		put(leftOutDesc, prometheus.GaugeValue, s.leftOut)
 		put(opsDesc, prometheus.CounterValue, s.blocks)
 	}
 }

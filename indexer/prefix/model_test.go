@@ -85,7 +85,7 @@ func drawAuthor(t *rapid.T, source event.Source) *author {
 	}
 	a.next = event.Seq(rapid.Uint64Range(0, 1).Draw(t, "first"))
 	if a.forgets = rapid.IntRange(0, 2).Draw(t, "forgets") == 0; a.forgets {
-		a.judge = resident.New(resident.Config{MaxNames: 1, MaxOrphans: 4, AsSet: asSet}, nil)
+		a.judge = resident.New(resident.Config{MaxNames: 1, MaxOrphans: 4, AsSet: asSet})
 	}
 	return a
 }

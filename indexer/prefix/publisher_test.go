@@ -37,7 +37,7 @@ type publisher struct {
 func newPublisher(source event.Source, asSet bool) *publisher {
 	cfg := resident.DefaultConfig()
 	cfg.AsSet = asSet
-	return &publisher{source: source, epoch: 1, fence: 1, judge: resident.New(cfg, nil)}
+	return &publisher{source: source, epoch: 1, fence: 1, judge: resident.New(cfg)}
 }
 
 // engine names an engine of model m in cluster c.

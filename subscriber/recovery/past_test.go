@@ -89,7 +89,7 @@ func TestPastFollowsTheLaterHolder(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			set := resident.New(resident.DefaultConfig(), nil)
+			set := resident.New(resident.DefaultConfig())
 			p := recovery.NewPast(0, nil)
 			var err error
 			for _, m := range c.stream {
@@ -130,7 +130,7 @@ func TestPastHearsWhatFits(t *testing.T) {
 		{"that says nothing of the data", event.Status{Fence: 1, Epoch: 5, Seq: 0, State: event.StateRecovering, Reason: "replay"}, "", 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			set := resident.New(resident.DefaultConfig(), nil)
+			set := resident.New(resident.DefaultConfig())
 			p := recovery.NewPast(0, nil)
 			if err := p.Follow(set, 1, 5, batch(0, event.Live)); err != nil {
 				t.Fatal(err)
@@ -147,7 +147,7 @@ func TestPastHearsWhatFits(t *testing.T) {
 // A cleared cache does not say whose it is.
 func TestPastStaysUnproved(t *testing.T) {
 	const unproved = "same life by sequence only: no replay proved it"
-	set := resident.New(resident.DefaultConfig(), nil)
+	set := resident.New(resident.DefaultConfig())
 	p := recovery.NewPast(0, nil)
 	follow := func(batches []event.Batch) {
 		t.Helper()
@@ -173,7 +173,7 @@ func TestPastStaysUnproved(t *testing.T) {
 
 // Of the lives that ended the newest are remembered, without their holes.
 func TestPastLivesAreBounded(t *testing.T) {
-	set := resident.New(resident.DefaultConfig(), nil)
+	set := resident.New(resident.DefaultConfig())
 	p := recovery.NewPast(0, nil)
 	for epoch := range event.Epoch(12) {
 		for _, m := range []sent{{1, epoch + 1, 0, event.Live}, {1, epoch + 1, 1, event.Lost}} {

@@ -72,7 +72,7 @@ type life struct {
 	oldest int // first batch that replays still have
 }
 
-func newLife() *life { return &life{judge: resident.New(resident.DefaultConfig(), nil)} }
+func newLife() *life { return &life{judge: resident.New(resident.DefaultConfig())} }
 
 func (l *life) now() copies {
 	if len(l.after) == 0 {
@@ -219,7 +219,7 @@ type world struct {
 func newWorld(t *rapid.T, tr trouble, maxHeld int) *world {
 	w := &world{
 		t: t, trouble: tr, cfg: recovery.DefaultConfig(), now: time.Unix(1e6, 0), lossy: true, lives: []*life{newLife()}, kill: -1, owner: nobody,
-		set: resident.New(resident.DefaultConfig(), nil), follower: resident.New(resident.Config{}, nil),
+		set: resident.New(resident.DefaultConfig()), follower: resident.New(resident.Config{}),
 	}
 	w.cfg.Replay, w.cfg.MaxHeld = tr.replay, maxHeld
 	w.boot()

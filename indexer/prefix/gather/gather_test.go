@@ -71,7 +71,7 @@ func (s *shard) fill(t testing.TB, part prefix.Shard, source event.Source) {
 		ev.Blocks = append(ev.Blocks, event.Block{Hash: event.IntHash(uint64(i + 1)), Copies: -1, Age: -1})
 	}
 	b := event.Batch{Events: []event.Event{ev}, Rank: -1}
-	resident.New(resident.DefaultConfig(), nil).Judge(&b)
+	resident.New(resident.DefaultConfig()).Judge(&b)
 	told := &b.Events[0]
 	var kept []event.Block
 	for _, bl := range told.Blocks {

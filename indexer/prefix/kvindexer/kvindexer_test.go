@@ -117,7 +117,7 @@ func (r *rig) feed(source event.Source, events ...event.Event) {
 	if set == nil {
 		cfg := resident.DefaultConfig()
 		cfg.Hasher = event.NewHasher("")
-		set = resident.New(cfg, nil)
+		set = resident.New(cfg)
 		r.sets[source] = set
 		r.index.Tell(&event.Status{Source: source, Epoch: 1, Fence: 1, State: event.StateLive})
 	}
