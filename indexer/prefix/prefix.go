@@ -67,6 +67,7 @@ type Index struct {
 	calls       uint64      // of wake
 	farOver     atomic.Bool // the bound of memory is far behind
 	swept       []*shelf    // no longer shown: their blocks are taken out piece by piece
+	unswept     atomic.Bool // there are any
 	tiers       []event.Tier
 	hot         map[hotKey]*heat
 	asked       asked

@@ -32,17 +32,19 @@ func (x *Index) drop(g *group) {
 	for _, h := range g.shelves {
 		h.shown.Store(false)
 		x.swept = append(x.swept, h)
+		x.unswept.Store(true)
 	}
 	g.shelves = nil
 }
 
 // sweep takes up to so many blocks out that are on no shelf any more.
 func (x *Index) sweep(blocks int) {
-	for ; blocks > 0 && len(x.swept) > 0; blocks -= sweepPiece {
+	for ; blocks > 0 && x.unswept.Load(); blocks -= sweepPiece {
 		x.begin()
-		if len(x.swept) > 0 && x.sweepShelf(x.swept[0]) {
+		if x.sweepShelf(x.swept[0]) {
 			x.remove(x.swept[0])
 			x.swept = x.swept[1:]
+			x.unswept.Store(len(x.swept) > 0)
 		}
 		x.end()
 	}
