@@ -198,3 +198,61 @@ func drawObject(t *rapid.T, source event.Source, epoch event.Epoch) *bytes.Buffe
 	}
 	return &object
 }
+
+// Checkpoints of several sources are read side by side, beside the stream of another and beside readers, who see each whole.
+func TestRestoresSideBySide(t *testing.T) {
+	const length, sources, rounds = 40, 4, 30
+	x := prefix.New(prefix.DefaultConfig())
+	p := prompt(1, length)
+	var restores, readers sync.WaitGroup
+	done := make(chan struct{})
+	for i := range sources {
+		pub := newPublisher(engine(fmt.Sprintf("r%d", i)), false)
+		pub.message(t, []event.Event{p.stored(event.GPU, 0, length)})
+		object := pub.checkpoint(t).Bytes()
+		x.Tell(pub.status(event.StateLive, ""))
+		restores.Go(func() {
+			for range rounds {
+				if _, err := x.Restore(t.Context(), bytes.NewReader(object)); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	for range 2 {
+		readers.Go(func() {
+			r := x.NewReader()
+			for {
+				scores, err := r.Scores(&prefix.Request{Model: "m", Hashes: p.hashes()})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for _, s := range scores {
+					if s.Blocks != length {
+						t.Errorf("%v has %d blocks of %d", s.Source, s.Blocks, length)
+						return
+					}
+				}
+				select {
+				case <-done:
+					return
+				default:
+				}
+			}
+		})
+	}
+	writer := newPublisher(engine("w"), false)
+	for range rounds {
+		writer.tell(t, x, p.stored(event.GPU, 0, length))
+		writer.tell(t, x, p.evicted(event.GPU, 0, length))
+		x.Tell(writer.status(event.StateLive, ""))
+	}
+	restores.Wait()
+	close(done)
+	readers.Wait()
+	if scores, err := x.NewReader().Scores(&prefix.Request{Model: "m", Hashes: p.hashes()}); err != nil || len(scores) != sources {
+		t.Errorf("%d sources, want %d; %v", len(scores), sources, err)
+	}
+}
