@@ -115,9 +115,11 @@ func (in *intake) enter(e *event.Entry) {
 		r.depth = deeper(h.forest.depth(id))
 	}
 	r.add(tier, e.Hash, e.Prefix)
-	for _, h := range r.group.shelves {
-		if h.tier == tier && h.get(e.Hash) != 0 {
-			h.again(e.Hash, e.Copies-1)
+	if e.Copies > 1 {
+		for _, h := range r.group.shelves {
+			if h.tier == tier && h.get(e.Hash) != 0 {
+				h.again(e.Hash, e.Copies-1)
+			}
 		}
 	}
 	in.room.digest += event.Digest(e.Copies) * event.Mix64(e.Hash, e.Group, e.Tier)
