@@ -312,7 +312,7 @@ func TestMetricsOfNamesThatAreNotText(t *testing.T) {
 		names = append(names, f.GetName())
 	}
 	want := []string{
-		"kvstrata_prefix_behind_sequences", "kvstrata_prefix_block_operations_total", "kvstrata_prefix_lookup_duration_seconds",
+		"kvstrata_prefix_behind_sequences", "kvstrata_prefix_block_operations_total", "kvstrata_prefix_left_out_copies", "kvstrata_prefix_lookup_duration_seconds", "kvstrata_prefix_memory_bytes",
 		"kvstrata_prefix_resident_blocks", "kvstrata_prefix_resident_copies", "kvstrata_prefix_source_state",
 		"kvstrata_prefix_visible_lag_seconds",
 	}
