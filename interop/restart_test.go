@@ -256,7 +256,7 @@ func (r *rig) verifySameLife(e *vllm, before *event.Status) {
 		}
 		return nil
 	})
-	if diff := cmp.Diff(u.resident(), residentIn(late.index, e), cmp.AllowUnexported(place{})); diff != "" {
+	if diff := cmp.Diff(u.resident(), residentIn(late.index, e), asIndexed...); diff != "" {
 		r.t.Errorf("a late joiner's index: -want +got\n%s", diff)
 	}
 }
