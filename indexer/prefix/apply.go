@@ -35,7 +35,7 @@ func (x *Index) Apply(_ context.Context, m *event.Message) (event.Digest, error)
 			x.told(s)
 		}
 		if err == nil {
-			x.heatUp(s, b, s.appliedAt)
+			x.heatUp(s.appliedAt)
 			s.totals.add(b)
 		}
 		x.mu.Unlock()
@@ -69,6 +69,8 @@ func (x *Index) applyBatch(s *source, b *event.Batch) error {
 	if s.started && b.First != s.seq+1 {
 		return fmt.Errorf("apply batch %d: it does not follow %d", b.First, s.seq)
 	}
+	x.fetch = fetch{lines: x.fetch.lines}
+	x.parents = x.parents[:0]
 	for i := range b.Events {
 		ev := &b.Events[i]
 		var err error
@@ -100,12 +102,45 @@ func (x *Index) late(s *source, received event.Time) time.Duration {
 // ahead is how many blocks' misses overlap at a time: what is fetched has to stay in the nearest cache until it is used.
 const ahead = 64
 
-// prefetch fetches what applying some blocks will look at first. It changes nothing.
-func (h *shelf) prefetch(blocks []event.Block) {
-	var room [4 * ahead]unsafe.Pointer
-	lines := room[:0]
-	for i := range blocks[:min(ahead, len(blocks))] {
-		b := &blocks[i]
+// fetch goes before the blocks of a batch, event after event, and has fetched what applying the next ones will look at first.
+type fetch struct {
+	lines []unsafe.Pointer
+	event int // from which on nothing is fetched yet
+	block int // of that event
+	left  int // blocks that are fetched and not applied yet
+}
+
+// next is called before each block of a STORED or EVICTED is applied.
+func (f *fetch) next(s *source, b *event.Batch) {
+	if f.left--; f.left >= 0 {
+		return
+	}
+	f.lines, f.left = f.lines[:0], 0
+	for ; f.left < ahead && f.event < len(b.Events); f.event, f.block = f.event+1, 0 {
+		ev := &b.Events[f.event]
+		if ev.Kind != event.Stored && ev.Kind != event.Evicted {
+			continue
+		}
+		n := min(ahead-f.left, len(ev.Blocks)-f.block)
+		if g := s.group(ev.Group); g != nil && len(g.shelves) > 0 {
+			f.lines = g.shelves[0].appendLines(f.lines, ev, f.block, n)
+		}
+		f.left += n
+		if f.block += n; f.block < len(ev.Blocks) {
+			break
+		}
+	}
+	flat.Prefetch(f.lines)
+	f.left--
+}
+
+// appendLines appends what applying n blocks of a run, and its beginning, will look at first.
+func (h *shelf) appendLines(lines []unsafe.Pointer, ev *event.Event, from, n int) []unsafe.Pointer {
+	if hash, ok := ev.Parent.Int(); ok && from == 0 && ev.HasParent {
+		lines = h.blocks.AppendLines(lines, hash)
+	}
+	for i := range ev.Blocks[from : from+n] {
+		b := &ev.Blocks[from+i]
 		if hash, ok := b.Hash.Int(); ok {
 			lines = h.blocks.AppendLines(lines, hash)
 		}
@@ -113,7 +148,7 @@ func (h *shelf) prefetch(blocks []event.Block) {
 			lines = h.forest.table.appendLines(lines, b.Prefix)
 		}
 	}
-	flat.Prefetch(lines)
+	return lines
 }
 
 func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
@@ -124,13 +159,15 @@ func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
 	if !ev.HasParent {
 		r.depth = 1
 	} else if h, id := r.group.named(ev.Parent); h != nil {
-		r.depth = deeper(h.forest.depth(id))
+		depth := h.forest.depth(id)
+		r.depth = deeper(depth)
+		if len(ev.Blocks) > 0 && ev.Blocks[0].Effect != 0 {
+			x.parents = append(x.parents, parent{hotKey{s.model, h.forest.prefix(id), h.forest.cut}, uint32(depth)})
+		}
 	}
 	for i := range ev.Blocks {
 		bl := &ev.Blocks[i]
-		if i%ahead == 0 && len(r.group.shelves) > 0 {
-			r.group.shelves[0].prefetch(ev.Blocks[i:])
-		}
+		x.fetch.next(s, b)
 		prefix := bl.Prefix
 		if ev.Unrooted {
 			prefix = 0
@@ -272,9 +309,7 @@ func (x *Index) applyEvicted(s *source, b *event.Batch, ev *event.Event) error {
 	tier := slices.Index(x.tiers, ev.Tier)
 	for i := range ev.Blocks {
 		bl := &ev.Blocks[i]
-		if i%ahead == 0 && g != nil && len(g.shelves) > 0 {
-			g.shelves[0].prefetch(ev.Blocks[i:])
-		}
+		x.fetch.next(s, b)
 		if bl.Effect >= 0 {
 			continue
 		}

@@ -36,29 +36,35 @@ func (h *heat) at(now time.Time) float64 {
 	return h.score * math.Exp2(-now.Sub(h.last).Seconds()/halfLife.Seconds())
 }
 
-// heatUp counts the prefixes that a batch's runs continue. The caller holds the write lock, and has applied the batch.
-func (x *Index) heatUp(s *source, b *event.Batch, now time.Time) {
-	for i := range b.Events {
-		ev := &b.Events[i]
-		if ev.Kind != event.Stored || !ev.HasParent || len(ev.Blocks) == 0 || ev.Blocks[0].Effect == 0 {
-			continue
-		}
-		parent, id := s.group(ev.Group).named(ev.Parent)
-		if parent == nil {
-			continue
-		}
-		k := hotKey{s.model, parent.forest.prefix(id), parent.forest.cut}
-		h := x.hot[k]
+// parent is a prefix that a run of a batch continues, and its length in blocks; 0 = unknown.
+type parent struct {
+	hotKey
+	blocks uint32
+}
+
+// admitted is how many prefixes that are not watched yet it takes for one to be, once half of all places are taken: each decoded block
+// continues a prefix that nothing else does.
+const admitted = 8
+
+// heatUp counts the prefixes that the runs of the last batch continue. The caller holds the write lock.
+func (x *Index) heatUp(now time.Time) {
+	for _, p := range x.parents {
+		h := x.hot[p.hotKey]
 		if h == nil {
+			if len(x.hot) >= maxHot/2 {
+				if x.passed++; x.passed%admitted != 0 {
+					continue
+				}
+			}
 			if len(x.hot) >= maxHot {
 				x.coolDown(now)
 			}
 			h = &heat{first: now, last: now}
-			x.hot[k] = h
+			x.hot[p.hotKey] = h
 		}
 		h.score, h.last = h.at(now)+1, now
-		if depth := parent.forest.depth(id); depth != 0 {
-			h.blocks = uint32(depth)
+		if p.blocks != 0 {
+			h.blocks = p.blocks
 		}
 	}
 }

@@ -70,6 +70,9 @@ type Index struct {
 	unswept     atomic.Bool // there are any
 	tiers       []event.Tier
 	hot         map[hotKey]*heat
+	passed      uint64   // prefixes that were not admitted to hot, or were
+	parents     []parent // of the batch that is being applied
+	fetch       fetch
 	asked       asked
 	service     service
 }
