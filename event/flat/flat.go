@@ -22,7 +22,10 @@ const (
 // sizes are how many buckets a page can have. The largest splits into two of splitSize.
 var sizes = [...]uint16{1, 2, 4, 8, 16, 32, 64, 90}
 
-const splitSize = 6 // of sizes
+const (
+	splitSize  = 6 // of sizes
+	maxBuckets = 90
+)
 
 // bucket is a cache line of slots.
 type bucket struct {
@@ -53,11 +56,16 @@ func (p *page) at(i uint32) *bucket {
 	return (*bucket)(unsafe.Add(unsafe.Pointer(p.first), uintptr(i)*unsafe.Sizeof(bucket{})))
 }
 
-// homes returns the two buckets of a hash, which are one in a page of one.
-func (p *page) homes(lower uint32) (*bucket, *bucket) {
+// places returns where the two buckets of a hash are, which are one in a page of one.
+func (p *page) places(lower uint32) (uint32, uint32) {
 	n := uint64(sizes[p.size])
-	i, j := uint64(lower)*n>>32, uint64(lower*0x9e3779b1)*n>>32
-	return p.at(uint32(i)), p.at(uint32(j))
+	return uint32(uint64(lower) * n >> 32), uint32(uint64(lower*0x9e3779b1) * n >> 32)
+}
+
+// homes returns the two buckets of a hash.
+func (p *page) homes(lower uint32) (*bucket, *bucket) {
+	i, j := p.places(lower)
+	return p.at(i), p.at(j)
 }
 
 // Memory is where pools take their memory from: zeroed, a multiple of 64 bytes, and aligned to 64, never given back while a pool that took it is in use.
@@ -303,7 +311,7 @@ func (m *Map) grow(h uint64) {
 	if int(old.size) < len(sizes)-1 {
 		p := page{size: old.size + 1, depth: old.depth}
 		for ; ; p.size++ { // the next size holds all, almost surely
-			if p.first = m.pool.take(p.size); p.fill(old.buckets()) {
+			if p.first = m.pool.take(p.size); p.fill(old) {
 				break
 			}
 			m.pool.give(p.first, p.size)
@@ -327,19 +335,48 @@ func (m *Map) release(p page) {
 	m.pool.give(p.first, p.size)
 }
 
-// fill puts all keys of some buckets into an empty page, and reports whether they fit.
-func (p *page) fill(buckets []bucket) bool {
-	for i := range buckets {
-		for j := range buckets[i].slots {
-			s := &buckets[i].slots[j]
-			if s.value == 0 {
-				continue
+// filler puts keys into a page that was empty.
+type filler struct {
+	page  *page
+	count [maxBuckets]uint8 // slots taken, by bucket
+}
+
+// add puts a key in, and reports whether there was room.
+func (f *filler) add(s *slot) bool {
+	i, j := f.page.places(s.lower)
+	if f.count[j] < f.count[i] {
+		i = j
+	}
+	if n := f.count[i]; n < bucketSlots {
+		f.page.at(i).slots[n] = *s
+		f.count[i]++
+		return true
+	}
+	to := f.page.make(f.page.homes(s.lower))
+	if to == nil {
+		return false
+	}
+	*to = *s
+	for k := range uint32(sizes[f.page.size]) { // a key has moved
+		f.count[k] = bucketSlots
+		if n := f.page.at(k).empty(); n >= 0 {
+			f.count[k] = uint8(n)
+		}
+	}
+	return true
+}
+
+// fill puts all keys of some pages into an empty one, and reports whether they fit.
+func (p *page) fill(pages ...page) bool {
+	f := filler{page: p}
+	for k := range pages {
+		buckets := pages[k].buckets()
+		for i := range buckets {
+			for j := range buckets[i].slots {
+				if s := &buckets[i].slots[j]; s.value != 0 && !f.add(s) {
+					return false
+				}
 			}
-			to := p.open(s.lower)
-			if to == nil {
-				return false
-			}
-			*to = *s
 		}
 	}
 	return true
@@ -366,16 +403,10 @@ func (m *Map) split(h uint64, old page) {
 		}
 		m.dir, m.shift = dir, m.shift-1
 	}
-	bit := 31 - old.depth
+	size := uint8(splitSize)
 	var halves [2]page
-	for half := range halves {
-		p := page{size: splitSize, depth: old.depth + 1}
-		for p.first = m.pool.take(p.size); !p.fillHalf(old.buckets(), bit, uint32(half)); p.first = m.pool.take(p.size) {
-			m.pool.give(p.first, p.size)
-			p.size++ // the largest holds all that the old page held, and half of it for certain
-		}
-		m.account(p.size, +1)
-		halves[half] = p
+	for halves = m.halve(old, size); halves[0].first == nil; halves = m.halve(old, size) {
+		size++ // the largest holds what the old page held
 	}
 	width := len(m.dir) >> old.depth
 	first := int(warp(h)>>m.shift) &^ (width - 1)
@@ -385,22 +416,28 @@ func (m *Map) split(h uint64, old page) {
 	m.release(old)
 }
 
-// fillHalf puts those keys of some buckets into an empty page whose warped hash has a bit.
-func (p *page) fillHalf(buckets []bucket, bit uint8, want uint32) bool {
+// halve divides the keys of a page among two of a size, by the next bit of the warped hash. It returns no pages where they do not
+// fit.
+func (m *Map) halve(old page, size uint8) (halves [2]page) {
+	var f [2]filler
+	for i := range halves {
+		halves[i] = page{size: size, depth: old.depth + 1, first: m.pool.take(size)}
+		m.account(size, +1)
+		f[i].page = &halves[i]
+	}
+	buckets := old.buckets()
 	for i := range buckets {
 		for j := range buckets[i].slots {
 			s := &buckets[i].slots[j]
-			if s.value == 0 || warp(s.hash())>>bit&1 != want {
+			if s.value == 0 || f[warp(s.hash())>>(31-old.depth)&1].add(s) {
 				continue
 			}
-			to := p.open(s.lower)
-			if to == nil {
-				return false
-			}
-			*to = *s
+			m.release(halves[0])
+			m.release(halves[1])
+			return [2]page{}
 		}
 	}
-	return true
+	return halves
 }
 
 func (s *slot) hash() uint64 { return uint64(s.upper)<<32 | uint64(s.lower) }
@@ -518,7 +555,7 @@ func (m *Map) Shrink(place uint64) (next uint64) {
 		buddy := m.dir[first-width]
 		if buddy.depth == p.depth && count+buddy.count() < int(sizes[splitSize])*bucketSlots/2 {
 			joined := page{size: splitSize, depth: p.depth - 1, first: m.pool.take(splitSize)}
-			if joined.fill(p.buckets()) && joined.fill(buddy.buckets()) {
+			if joined.fill(p, buddy) {
 				for j := first - width; j < first+width; j++ {
 					m.dir[j] = joined
 				}
@@ -533,7 +570,7 @@ func (m *Map) Shrink(place uint64) (next uint64) {
 	}
 	if p.size > 0 && count < int(sizes[p.size-1])*bucketSlots/2 {
 		smaller := page{size: p.size - 1, depth: p.depth, first: m.pool.take(p.size - 1)}
-		if !smaller.fill(p.buckets()) {
+		if !smaller.fill(p) {
 			m.pool.give(smaller.first, smaller.size)
 			return next
 		}

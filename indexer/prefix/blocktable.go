@@ -18,7 +18,10 @@ const (
 // pageSizes are how many buckets a page of a table can have. The largest splits into two of pageSizes[pageSplit].
 var pageSizes = [tableSizes]uint32{1, 2, 4, 8, 16, 32, 64, 90}
 
-const pageSplit = 6
+const (
+	pageSplit  = 6
+	maxBuckets = 90 // buckets
+)
 
 // tagBucket is a cache line of numbers of blocks, each beside eight bits of its hash.
 type tagBucket struct {
@@ -191,6 +194,14 @@ func (b *tagBucket) add(tag byte, id uint32) bool {
 	return false
 }
 
+// taken returns how many places are taken; they are so from the first on while a page is filled.
+func (b *tagBucket) taken() (n uint8) {
+	for int(n) < tagSlots && b.ids[n] != 0 {
+		n++
+	}
+	return n
+}
+
 func (b *tagBucket) set(i int, tag byte, id uint32) {
 	shift := uint(i%4) * 8
 	word := b.tags[i/4]&^(0xff<<shift) | uint32(tag)<<shift
@@ -277,13 +288,26 @@ func (p *tablePage) fill(old *tablePage, t *blockTable, f *forest, wanted func(h
 		}
 	}
 	flat.Prefetch(lines)
+	var count [maxBuckets]uint8
+	n := uint64(len(p.buckets))
 	for i := range old.buckets {
 		for _, id := range old.buckets[i].ids {
 			if id == 0 {
 				continue
 			}
-			if h := t.hash(f.prefix(id)); (wanted == nil || wanted(h)) && !p.put(h, id, t, f) {
+			h := t.hash(f.prefix(id))
+			if wanted != nil && !wanted(h) {
+				continue
+			}
+			if at := uint64(uint32(h)) * n >> 32; count[at] < tagSlots {
+				p.buckets[at].set(int(count[at]), byte(h>>3), id)
+				count[at]++
+			} else if !p.put(h, id, t, f) {
 				return false
+			} else {
+				for at := range p.buckets { // one went elsewhere
+					count[at] = p.buckets[at].taken()
+				}
 			}
 		}
 	}
