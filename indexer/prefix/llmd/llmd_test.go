@@ -3,6 +3,7 @@ package llmd_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -71,6 +72,8 @@ type rig struct {
 	conn   *grpc.ClientConn
 	sets   map[event.Source]*resident.Set
 	seqs   map[event.Source]event.Seq
+
+	answered chan error // what the service made of its last call, whoever heard it
 }
 
 // newRig serves an index whose prompts are tokenized by handler, or by nobody.
@@ -89,12 +92,21 @@ func newRig(t *testing.T, handler http.HandlerFunc) *rig {
 	}
 	r := &rig{
 		t: t, index: prefix.New(prefix.DefaultConfig()), sets: make(map[event.Source]*resident.Set), seqs: make(map[event.Source]event.Seq),
+		answered: make(chan error, 1),
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := grpc.NewServer()
+	s := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		answer, err := next(ctx, req)
+		select {
+		case <-r.answered:
+		default:
+		}
+		r.answered <- err
+		return answer, err
+	}))
 	llmd.Register(s, r.index, tokenize)
 	r.index.RegisterRPC(s, func() bool { return true })
 	done := make(chan error, 1)
@@ -341,15 +353,20 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A caller that goes away takes its question to the tokenizer with it.
-func TestACallerGoesAway(t *testing.T) {
-	asked, left := make(chan struct{}), make(chan struct{})
-	r := newRig(t, func(_ http.ResponseWriter, r *http.Request) {
+// waits is a tokenizer that answers when its caller is gone.
+func waits(asked, left chan<- struct{}) http.HandlerFunc {
+	return func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		close(asked)
 		<-r.Context().Done()
 		close(left)
-	})
+	}
+}
+
+// A caller that goes away takes its question to the tokenizer with it, and nobody takes that for the tokenizer's failure.
+func TestACallerGoesAway(t *testing.T) {
+	asked, left := make(chan struct{}), make(chan struct{})
+	r := newRig(t, waits(asked, left))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
@@ -359,6 +376,29 @@ func TestACallerGoesAway(t *testing.T) {
 	<-asked
 	cancel()
 	if err := <-done; status.Code(err) != codes.Canceled {
+		t.Errorf("%v", err)
+	}
+	<-left
+	if err := <-r.answered; status.Code(err) != codes.Canceled {
+		t.Errorf("the service answers %v", err)
+	}
+}
+
+func TestTokenizeEndsWithItsContext(t *testing.T) {
+	asked, left := make(chan struct{}), make(chan struct{})
+	engine := httptest.NewServer(waits(asked, left))
+	defer engine.Close()
+	tokenizer, err := llmd.NewTokenizer(engine.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tokenizer.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-asked
+		cancel()
+	}()
+	if _, err := tokenizer.Tokenize(ctx, "m", text); !errors.Is(err, context.Canceled) { // and not the client's own limit
 		t.Errorf("%v", err)
 	}
 	<-left
