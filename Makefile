@@ -47,11 +47,12 @@ lint: setup ## Vet, staticcheck and gofumpt.
 	@unformatted=$$($(GO) run mvdan.cc/gofumpt@v0.12.0 -l $$(git ls-files '*.go' | grep -v '\.pb\.go$$')); \
 	if [ -n "$$unformatted" ]; then echo "not gofumpt-ed:"; echo "$$unformatted"; exit 1; fi
 
-generate: ## Make event/eventpb and indexer/prefix/prefixpb anew (needs protoc).
+generate: ## Make event/eventpb, indexer/prefix/prefixpb and llmdpb anew (needs protoc).
 	$(GO) build -o bin/protoc-gen-go google.golang.org/protobuf/cmd/protoc-gen-go
 	$(GO) build -o bin/protoc-gen-go-grpc google.golang.org/grpc/cmd/protoc-gen-go-grpc
 	PATH="$(CURDIR)/bin:$$PATH" protoc --go_out=. --go_opt=module=kvstrata event/eventpb/event.proto
 	PATH="$(CURDIR)/bin:$$PATH" protoc --go_out=. --go_opt=module=kvstrata --go-grpc_out=. --go-grpc_opt=module=kvstrata indexer/prefix/prefixpb/index.proto
+	PATH="$(CURDIR)/bin:$$PATH" protoc --go_out=. --go_opt=module=kvstrata --go-grpc_out=. --go-grpc_opt=module=kvstrata indexer/prefix/llmdpb/indexer.proto
 
 FUZZTIME ?= 30s
 fuzz: setup ## Fuzz every decoder for FUZZTIME each.

@@ -221,7 +221,7 @@ func TestDocumentsNameWhatThereIs(t *testing.T) {
 	documents := slices.Concat(glob(t, "*.md"), glob(t, "docs/*.md"), glob(t, "docs/*/*.md"))
 	link, target := regexp.MustCompile(`\]\(([^)#:]+)`), regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w+)`")
 	var tests strings.Builder
-	for _, file := range slices.Concat(glob(t, "*_test.go"), glob(t, "*/*_test.go"), glob(t, "*/*/*_test.go")) {
+	for _, file := range slices.Concat(glob(t, "*_test.go"), glob(t, "*/*_test.go"), glob(t, "*/*/*_test.go"), glob(t, "*/*/*/*_test.go")) {
 		tests.WriteString(read(t, file))
 	}
 	for _, name := range documents {

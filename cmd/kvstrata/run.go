@@ -15,6 +15,7 @@ type runCmd struct {
 	edgeFlags
 	listenFlags
 	kvIndexerFlag
+	tokenizerFlag
 	historyFlags
 	storeFlags
 	shareFlags
@@ -103,6 +104,9 @@ func (c *runCmd) Run(a *app) error {
 		if err := s.addKVIndexer(c.kvIndexerFlag, c.listenFlags, c.HashKey); err != nil {
 			return err
 		}
+	}
+	if err := s.addTokenizer(c.tokenizerFlag, c.listenFlags); err != nil {
+		return err
 	}
 	if err := s.listen(c.listenFlags); err != nil {
 		return err

@@ -18,6 +18,7 @@ import (
 	"kvstrata/indexer/history"
 	"kvstrata/indexer/history/embedded"
 	"kvstrata/indexer/prefix"
+	"kvstrata/indexer/prefix/llmd"
 	"kvstrata/publisher"
 	"kvstrata/server"
 	"kvstrata/subscriber"
@@ -104,6 +105,7 @@ type stack struct {
 	server    *server.Server
 	rpc       *server.RPC       // nil without --grpc
 	kvIndexer *server.KVIndexer // nil without --kv-indexer
+	tokenizer *llmd.Tokenizer   // nil without --tokenizer
 
 	handlers map[string]http.Handler
 	ready    []server.Ready
@@ -268,7 +270,10 @@ func (s *stack) listenRPC(flags listenFlags) error {
 	if s.index == nil {
 		return usagef("--grpc %s: serves the index, and no role of this process has one; add prefix to --roles", flags.GRPC)
 	}
-	rpc, err := server.NewRPC(flags.config(), func(r *grpc.Server) { s.index.RegisterRPC(r, s.consumer.CaughtUp) }, s.app.log)
+	rpc, err := server.NewRPC(flags.config(), func(r *grpc.Server) {
+		llmd.Register(r, s.index, s.tokenize())
+		s.index.RegisterRPC(r, s.consumer.CaughtUp)
+	}, s.app.log)
 	if err != nil {
 		return err
 	}
@@ -288,6 +293,9 @@ func (s *stack) run(ctx context.Context) error {
 }
 
 func (s *stack) close() {
+	if s.tokenizer != nil {
+		s.tokenizer.Close()
+	}
 	if s.reader != nil {
 		if err := s.reader.Close(); err != nil {
 			s.app.log.Warn("closing the connections to ClickHouse", "err", err)
