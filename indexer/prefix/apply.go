@@ -12,8 +12,12 @@ import (
 	"kvstrata/event/resident"
 )
 
-// maxTiers bounds how many tiers a source may name, as its judge's does.
-const maxTiers = 64
+// What one source may bring, as its judge's bounds are, and how many ways of cutting a model may have.
+const (
+	maxTiers   = 64
+	maxGroups  = 64
+	maxForests = 256
+)
 
 // Apply adds consecutive batches of one life of a source, and returns its digest afterwards. After a batch that does not fit the
 // source is left out of lookups, until Restore or a new life.
@@ -156,6 +160,9 @@ func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
 		s.reshaped = true
 	}
 	r := run{index: x, source: s, group: x.group(s, ev.Group), cut: variant{ev.BlockSize, ev.Eagle}}
+	if reason := r.overBound(); reason != "" {
+		return &resident.InvariantError{Seq: b.First, Hash: ev.Parent, Reason: reason}
+	}
 	if !ev.HasParent {
 		r.depth = 1
 	} else if h, id := r.group.named(ev.Parent); h != nil {
@@ -205,6 +212,17 @@ type run struct {
 	cut    variant
 	depth  uint16  // of the next block; 0 = unknown
 	forest *forest // of the cut
+}
+
+// overBound says what there is too much of for the run, if anything.
+func (r *run) overBound() string {
+	if r.group == nil {
+		return "more cache groups than a source may have"
+	}
+	if m := r.source.model; len(*m.forests.Load()) >= maxForests && m.forest(r.cut) == nil {
+		return "more ways of cutting prompts than a model may have"
+	}
+	return ""
 }
 
 // here returns the forest of the run's own cut.
@@ -263,6 +281,9 @@ func (r *run) add(tier uint16, hash event.BlockHash, prefix event.PrefixHash) {
 	if prefix != 0 {
 		f = r.here()
 		id = f.enter(prefix, r.depth)
+	}
+	if f != nil && f.moving && f.chunk(id).leaving { // the hand may have passed the shelf that it is put on
+		id = f.move(id)
 	}
 	h := r.index.shelf(r.source, g, tier, f)
 	h.put(hash, id)

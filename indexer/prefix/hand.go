@@ -11,6 +11,7 @@ type hand struct {
 	shelf   uint32 // the one that the next step looks at
 	place   uint64 // in it
 	running bool
+	over    bool            // blocks took more than they may when it was last looked
 	ages    [maxAge + 1]int // of the blocks that this round met
 	oldest  uint32          // blocks of this age and older go: what the last round met tells how many they are
 	rows    []handRow
@@ -105,13 +106,14 @@ func (x *Index) wake() bool {
 	}
 	x.memory.age.Add(1)
 	work := x.isOver()
+	x.hand.over = work
 	for _, m := range *x.models.Load() {
 		for _, f := range *m.forests.Load() {
 			work = f.evacuate() || work
 		}
 	}
 	if work && !x.hand.running {
-		x.hand = hand{running: true, rows: x.hand.rows, oldest: x.hand.oldest}
+		x.hand = hand{running: true, over: x.hand.over, rows: x.hand.rows, oldest: x.hand.oldest}
 	}
 	return x.hand.running
 }
@@ -132,10 +134,9 @@ func (x *Index) advance() (looked int) {
 	shelves := *x.shelves.Load()
 	h := (*shelf)(nil)
 	for int(x.hand.shelf) < len(shelves) {
-		if h = shelves[x.hand.shelf]; h != nil && h.shown.Load() {
+		if h = shelves[x.hand.shelf]; h != nil { // also one that is being filled, or swept: all know numbers
 			break
 		}
-		h, x.hand.place = nil, 0
 		x.hand.shelf++
 	}
 	if h == nil {
@@ -149,6 +150,9 @@ func (x *Index) advance() (looked int) {
 		n := min(len(rows), sweepPiece)
 		x.begin()
 		for i := range rows[:n] {
+			if rows[i].drop && !h.shown.Load() { // cleared since it was looked at
+				continue
+			}
 			x.handle(h, &rows[i])
 		}
 		h.source.refresh()
@@ -157,7 +161,10 @@ func (x *Index) advance() (looked int) {
 	}
 	x.begin()
 	defer x.end()
-	next := h.blocks.Shrink(x.hand.place)
+	next := h.blocks.PageEnd(x.hand.place)
+	if h.shown.Load() {
+		next = h.blocks.Shrink(x.hand.place)
+	}
 	if x.hand.place = next; next >= flat.Done {
 		x.hand.shelf, x.hand.place = x.hand.shelf+1, 0
 	}
@@ -185,7 +192,7 @@ func (x *Index) enough() uint32 {
 // look notes what is to be done with the blocks of the hand's page.
 func (x *Index) look(h *shelf) (looked int) {
 	x.hand.rows = x.hand.rows[:0]
-	over := x.isOver()
+	over := x.hand.over && h.shown.Load()
 	note := func(hash event.BlockHash, id uint32) {
 		looked++
 		age, move := uint32(maxAge), false // without a name nobody finds it
@@ -253,10 +260,6 @@ func (x *Index) renumber(owners, from, to uint32) {
 
 // turn ends a round.
 func (x *Index) turn() {
-	if len(x.swept) > 0 { // what is not swept yet knows old numbers
-		x.hand.shelf = 0
-		return
-	}
 	for _, m := range *x.models.Load() {
 		for _, f := range *m.forests.Load() {
 			f.vacate()

@@ -90,7 +90,10 @@ func (s *ownerSets) without(o *ownerSet, shelf uint32) *ownerSet {
 	if last.taken && last.shelf == shelf && !last.to.isDead() {
 		return last.to
 	}
-	i, _ := slices.BinarySearch(o.shelves, shelf)
+	i, has := slices.BinarySearch(o.shelves, shelf)
+	if !has {
+		panic("prefix: a shelf leaves a set that it is not in")
+	}
 	to := s.intern(slices.Delete(slices.Clone(o.shelves), i, i+1), o.sum-sumOf(shelf))
 	*last = step{shelf: shelf, taken: true, to: to}
 	return to

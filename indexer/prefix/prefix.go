@@ -219,10 +219,13 @@ func (x *Index) forest(m *model, cut variant) *forest {
 	return f
 }
 
-// group returns a source's entry of a cache group, made at its first appearance.
+// group returns a source's entry of a cache group, made at its first appearance; nil for one too many.
 func (x *Index) group(s *source, told event.Group) *group {
 	if g := s.group(told); g != nil {
 		return g
+	}
+	if len(s.groups) == maxGroups {
+		return nil
 	}
 	g := &group{group: told, index: told.Index(), lane: x.lanes}
 	x.lanes++

@@ -1,11 +1,13 @@
 package prefix
 
 import (
+	"runtime"
+
 	"kvstrata/event"
 )
 
-// Reader answers lookups of one goroutine, from memory of its own. It does not wait for the index's writer: it reads what is there, and
-// again if that changed meanwhile.
+// Reader answers lookups of one goroutine, from memory of its own. It takes no lock: it reads what is there, and again if that changed
+// meanwhile; only where a batch takes long it waits for its end.
 type Reader struct {
 	index    *Index
 	prefixes []event.PrefixHash
@@ -32,8 +34,8 @@ type laneScore struct {
 // NewReader returns a reader of the index. Any number of them read side by side.
 func (x *Index) NewReader() *Reader { return &Reader{index: x} }
 
-// tries is how often a Reader reads again before it waits for the writer.
-const tries = 4
+// tries is how often a Reader reads again, or lets the writer's batch pass, before it waits for the lock.
+const tries = 16
 
 // Scores returns how much of a prompt each source holds itself, in no order; one that holds nothing of it is not there. The slice is
 // valid until the next call.
@@ -49,6 +51,7 @@ func (r *Reader) Scores(req *Request) ([]Score, error) {
 	for range tries {
 		version := x.version.Load()
 		if version%2 != 0 {
+			runtime.Gosched()
 			continue
 		}
 		if m.crooked.Load() > 0 {
@@ -94,6 +97,9 @@ func (r *Reader) read(m *model, req *Request) bool {
 		prefixes := req.Hashes
 		switch {
 		case len(prefixes) == 0:
+			if !r.begins(f, req) {
+				continue
+			}
 			r.prefixes = event.Prefixes(r.prefixes[:0], req.Tokens, int(f.cut.blockSize), r.index.hasher.Seed(req.LoRA, req.Salt), f.cut.eagle)
 			prefixes = r.prefixes
 		case req.BlockSize != 0 && req.BlockSize != f.cut.blockSize:
@@ -114,6 +120,13 @@ func (r *Reader) read(m *model, req *Request) bool {
 		}
 	}
 	return true
+}
+
+// begins reports whether a forest has the first block of a prompt given as tokens: the others need not be hashed where it has not.
+func (r *Reader) begins(f *forest, req *Request) bool {
+	first := req.Tokens[:min(len(req.Tokens), int(f.cut.blockSize)+1)]
+	r.prefixes = event.Prefixes(r.prefixes[:0], first, int(f.cut.blockSize), r.index.hasher.Seed(req.LoRA, req.Salt), f.cut.eagle)
+	return len(r.prefixes) > 0 && f.table.find(r.prefixes[0], f) != 0
 }
 
 // walk finds how much of a prompt each lane of a forest holds, and reports whether what it read made sense.

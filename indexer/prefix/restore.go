@@ -1,6 +1,7 @@
 package prefix
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,13 +29,14 @@ func (x *Index) Restore(_ context.Context, object io.Reader) (*event.Checkpoint,
 
 // intake is a checkpoint that is being read.
 type intake struct {
-	index  *Index
-	source *source
-	room   source // what becomes the source's
-	rows   []event.Entry
-	groups []*group // by number
-	seen   seeds
-	done   func() // tells the service how it ended
+	index   *Index
+	source  *source
+	room    source // what becomes the source's
+	rows    []event.Entry
+	groups  []*group // by number
+	seen    seeds
+	refused string // what there is too much of
+	done    func() // tells the service how it ended
 }
 
 func (in *intake) begin(cp *event.Checkpoint) {
@@ -65,6 +67,9 @@ func (in *intake) group(told event.Group) *group {
 		return g
 	}
 	own := in.index.group(in.source, told)
+	if own == nil {
+		return nil
+	}
 	g := &group{group: told, index: own.index, lane: own.lane, incoming: true}
 	in.groups = append(in.groups, g)
 	return g
@@ -106,8 +111,9 @@ func (in *intake) find(told event.Group) *group {
 func (in *intake) enter(e *event.Entry) {
 	r := run{index: in.index, source: in.source, group: in.group(e.Group), cut: variant{e.BlockSize, e.Eagle}}
 	tier, ok := in.index.tierOf(&in.room, e.Tier)
-	if !ok {
-		return // the digest will tell
+	if reason := r.overBound(); reason != "" || !ok {
+		in.refused = cmp.Or(reason, "more tiers than a source may have")
+		return
 	}
 	if !e.HasParent {
 		r.depth = 1
@@ -134,7 +140,9 @@ func (in *intake) finish(cp *event.Checkpoint, err error) error {
 	x.begin()
 	defer x.end()
 	defer in.done()
-	if err == nil && in.room.digest != cp.Digest {
+	if err == nil && in.refused != "" {
+		err = fmt.Errorf("restore %v at sequence %d: %s: %w", s.name, cp.Seq, in.refused, errUnsound)
+	} else if err == nil && in.room.digest != cp.Digest {
 		err = fmt.Errorf("restore %v at sequence %d: %w", s.name, cp.Seq, errUnsound)
 	}
 	if err != nil {
