@@ -3,7 +3,10 @@ package prefix_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -11,13 +14,19 @@ import (
 	"kvstrata/indexer/prefix"
 )
 
+// copyKey is what an engine calls a block, and where it lies.
+type copyKey struct {
+	hash uint64
+	tier event.Tier
+}
+
 // tide is an index whose sources grow and shrink by whole prompts, and what they hold by a naive count.
 type tide struct {
 	t      testing.TB
 	index  *prefix.Index
 	rnd    *rand.Rand
 	seqs   []event.Seq
-	held   []map[int]map[uint64]uint32 // by source and prompt: copies of engine hashes
+	held   []map[int]map[copyKey]uint32 // by source and prompt: copies
 	chains [][]event.PrefixHash
 }
 
@@ -28,7 +37,7 @@ func newTide(t testing.TB, sources, prompts int, maxBytes int64, seed uint64) *t
 	cfg.MaxBytes = maxBytes
 	w := &tide{t: t, index: prefix.New(cfg), rnd: rand.New(rand.NewPCG(seed, 1)), seqs: make([]event.Seq, sources)}
 	for i := range sources {
-		w.held = append(w.held, make(map[int]map[uint64]uint32))
+		w.held = append(w.held, make(map[int]map[copyKey]uint32))
 		w.index.Tell(&event.Status{Source: w.source(i), Epoch: 1, State: event.StateLive})
 	}
 	for range prompts {
@@ -60,43 +69,57 @@ func (w *tide) apply(source int, ev event.Event) {
 	}
 }
 
+// tier is where a block goes, or goes from.
+func (w *tide) tier() event.Tier {
+	if w.rnd.IntN(4) == 0 {
+		return event.CPU
+	}
+	return event.GPU
+}
+
 // store stores a prompt's first blocks, under one of two names.
 func (w *tide) store(source, prompt int) {
 	name, n := w.rnd.IntN(2), 1+w.rnd.IntN(tideBlocks)
-	ev := event.Event{Kind: event.Stored, Tier: event.GPU, Group: event.NoGroup}
+	ev := event.Event{Kind: event.Stored, Tier: w.tier(), Group: event.NoGroup}
 	at := w.held[source][prompt]
 	if at == nil {
-		at = make(map[uint64]uint32)
+		at = make(map[copyKey]uint32)
 		w.held[source][prompt] = at
 	}
 	for j := range n {
 		h := w.hash(source, prompt, j, name*(j%2))
-		at[h]++
+		at[copyKey{h, ev.Tier}]++
 		ev.Blocks = append(ev.Blocks, event.Block{Hash: event.IntHash(h), Prefix: w.chains[prompt][j], Effect: +1})
 	}
 	w.apply(source, ev)
 }
 
-// evict takes all copies of some blocks of a prompt, or of all.
+// evict takes all copies of some blocks of a prompt out of a tier, or of all out of both.
 func (w *tide) evict(source, prompt int, all bool) {
-	ev := event.Event{Kind: event.Evicted, Tier: event.GPU, Group: event.NoGroup}
 	at := w.held[source][prompt]
-	for j := range tideBlocks {
-		for name := range 1 + j%2 {
-			h := w.hash(source, prompt, j, name)
-			if !all && w.rnd.IntN(3) == 0 {
-				continue
+	tiers := []event.Tier{w.tier()}
+	if all {
+		tiers = []event.Tier{event.CPU, event.GPU}
+	}
+	for _, tier := range tiers {
+		ev := event.Event{Kind: event.Evicted, Tier: tier, Group: event.NoGroup}
+		for j := range tideBlocks {
+			for name := range 1 + j%2 {
+				k := copyKey{w.hash(source, prompt, j, name), tier}
+				if !all && w.rnd.IntN(3) == 0 {
+					continue
+				}
+				for range at[k] {
+					ev.Blocks = append(ev.Blocks, event.Block{Hash: event.IntHash(k.hash), Prefix: w.chains[prompt][j], Effect: -1})
+				}
+				delete(at, k)
 			}
-			for range at[h] {
-				ev.Blocks = append(ev.Blocks, event.Block{Hash: event.IntHash(h), Prefix: w.chains[prompt][j], Effect: -1})
-			}
-			delete(at, h)
 		}
+		w.apply(source, ev)
 	}
 	if len(at) == 0 {
 		delete(w.held[source], prompt)
 	}
-	w.apply(source, ev)
 }
 
 // turn stores with a likelihood, and evicts otherwise.
@@ -114,7 +137,15 @@ func (w *tide) turn(steps int, storing float64) {
 // holds is how much of a prompt a source holds.
 func (w *tide) holds(source, prompt int) (n uint32) {
 	at := w.held[source][prompt]
-	for ; n < tideBlocks && (at[w.hash(source, prompt, int(n), 0)] > 0 || n%2 == 1 && at[w.hash(source, prompt, int(n), 1)] > 0); n++ {
+	for ; n < tideBlocks; n++ {
+		held := false
+		for name := range 1 + n%2 {
+			h := w.hash(source, prompt, int(n), int(name))
+			held = held || at[copyKey{h, event.GPU}] > 0 || at[copyKey{h, event.CPU}] > 0
+		}
+		if !held {
+			break
+		}
 	}
 	return n
 }
@@ -140,7 +171,7 @@ func (w *tide) check(exact bool) {
 		}
 	}
 	for source := range w.held {
-		copies, seen := make(map[uint64]uint32), 0
+		copies, seen := make(map[copyKey]uint32), 0
 		for prompt := range w.held[source] {
 			for h, n := range w.held[source][prompt] {
 				copies[h] = n
@@ -148,8 +179,8 @@ func (w *tide) check(exact bool) {
 		}
 		for e := range w.index.Resident(w.source(source)) {
 			n, _ := e.Hash.Int()
-			if e.Copies != copies[n] && (exact || e.Copies > copies[n]) {
-				w.t.Fatalf("source %d: block %v has %d copies, want %d", source, e.Hash, e.Copies, copies[n])
+			if want := copies[copyKey{n, e.Tier}]; e.Copies != want && (exact || e.Copies > want) || e.Prefix == 0 {
+				w.t.Fatalf("source %d: block %v (%v) has %d copies in %s, want %d", source, e.Hash, e.Prefix, e.Copies, e.Tier, want)
 			}
 			seen++
 		}
@@ -261,4 +292,51 @@ func TestReadersWhileBlocksMove(t *testing.T) {
 		}
 	}
 	w.check(true)
+}
+
+// While chunks are left, checkpoints are read: what is not shown yet knows numbers, too.
+func TestCompactionBesideRestores(t *testing.T) {
+	w := newTide(t, 3, 400, 0, 13)
+	pub := newPublisher(engine("r"), false)
+	text := prompt(1, 3000)
+	pub.message(t, []event.Event{text.stored(event.GPU, 0, text.len())})
+	object := pub.checkpoint(t).Bytes()
+	w.index.Tell(pub.status(event.StateLive, ""))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		for ctx.Err() == nil {
+			if _, err := w.index.Restore(ctx, &haltingReader{data: object}); err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	for range 6 {
+		w.turn(700, 0.9)
+		w.turn(900, 0.1)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	w.check(true)
+	a := lookup(t, w.index, &prefix.Request{Model: "m", Tokens: text.tokens})
+	if i := slices.IndexFunc(a.Matches, func(m prefix.Match) bool { return m.Source == pub.source }); i < 0 || a.Matches[i].Blocks != text.len() {
+		t.Errorf("the source that was read again and again: %+v", a.Matches)
+	}
+}
+
+// haltingReader gives little at a time, and lets others run.
+type haltingReader struct{ data []byte }
+
+func (r *haltingReader) Read(b []byte) (int, error) {
+	if len(r.data) == 0 {
+		return 0, io.EOF
+	}
+	runtime.Gosched()
+	n := copy(b[:min(len(b), 1000)], r.data)
+	r.data = r.data[n:]
+	return n, nil
 }
