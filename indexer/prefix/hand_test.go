@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -302,24 +301,13 @@ func TestCompactionBesideRestores(t *testing.T) {
 	pub.message(t, []event.Event{text.stored(event.GPU, 0, text.len())})
 	object := pub.checkpoint(t).Bytes()
 	w.index.Tell(pub.status(event.StateLive, ""))
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		for ctx.Err() == nil {
-			if _, err := w.index.Restore(ctx, &haltingReader{data: object}); err != nil {
-				done <- err
-				return
-			}
-		}
-		done <- nil
-	}()
-	for range 6 {
+	for round := range 6 {
 		w.turn(700, 0.9)
+		halting := &haltingReader{data: object, between: func() { w.turn(12, []float64{0.1, 0.9}[round%2]) }}
+		if _, err := w.index.Restore(t.Context(), halting); err != nil {
+			t.Fatal(err)
+		}
 		w.turn(900, 0.1)
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Fatal(err)
 	}
 	w.check(true)
 	a := lookup(t, w.index, &prefix.Request{Model: "m", Tokens: text.tokens})
@@ -328,14 +316,17 @@ func TestCompactionBesideRestores(t *testing.T) {
 	}
 }
 
-// haltingReader gives little at a time, and lets others run.
-type haltingReader struct{ data []byte }
+// haltingReader gives little at a time, and something happens in between.
+type haltingReader struct {
+	data    []byte
+	between func()
+}
 
 func (r *haltingReader) Read(b []byte) (int, error) {
 	if len(r.data) == 0 {
 		return 0, io.EOF
 	}
-	runtime.Gosched()
+	r.between()
 	n := copy(b[:min(len(b), 1000)], r.data)
 	r.data = r.data[n:]
 	return n, nil
