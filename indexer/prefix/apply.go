@@ -121,6 +121,8 @@ func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
 		s.reshaped = true
 	}
 	r := run{index: x, source: s, group: x.group(s, ev.Group), cut: variant{ev.BlockSize, ev.Eagle}}
+	r.told, r.groups = s.told, s.groups
+	r.describe()
 	if !ev.HasParent {
 		r.depth = 1
 	} else if h, id := r.group.named(ev.Parent); h != nil {
@@ -135,6 +137,12 @@ func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
 		if ev.Unrooted {
 			prefix = 0
 		}
+		depth := r.depth
+		if prefix == 0 {
+			if prefix = r.borrowed(bl.Hash); prefix != 0 {
+				r.depth = 0 // a run without a name tells no depth
+			}
+		}
 		if prefix != 0 && !x.cfg.Shard.Holds(prefix) { // another index's, of which only the digest is this one's, too
 			r.drop(bl.Hash)
 			if bl.Effect > 0 {
@@ -147,7 +155,8 @@ func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
 		} else if prefix != 0 {
 			r.name(bl.Hash, prefix)
 		}
-		r.depth = deeper(r.depth)
+		r.lend(bl.Hash)
+		r.depth = deeper(depth)
 	}
 	return nil
 }
@@ -168,6 +177,11 @@ type run struct {
 	cut    variant
 	depth  uint16  // of the next block; 0 = unknown
 	forest *forest // of the cut
+
+	told    []event.GroupInfo // of the source
+	groups  []*group          // of the source, as they are filled
+	borrows bool              // blocks without a name take the one that another group has for them
+	lends   bool              // another group takes names over
 }
 
 // here returns the forest of the run's own cut.

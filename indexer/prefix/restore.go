@@ -41,7 +41,7 @@ func (in *intake) begin(cp *event.Checkpoint) {
 	in.index.begin()
 	defer in.index.end()
 	in.source = in.index.source(cp.Source)
-	in.room.model, in.room.name = in.source.model, in.source.name
+	in.room.model, in.room.name, in.room.told = in.source.model, in.source.name, cp.Groups
 	in.done = in.index.reload(in.source, &in.seen)
 }
 
@@ -105,6 +105,8 @@ func (in *intake) find(told event.Group) *group {
 
 func (in *intake) enter(e *event.Entry) {
 	r := run{index: in.index, source: in.source, group: in.group(e.Group), cut: variant{e.BlockSize, e.Eagle}}
+	r.told, r.groups = in.room.told, in.groups
+	r.describe()
 	tier, ok := in.index.tierOf(&in.room, e.Tier)
 	if !ok {
 		return // the digest will tell
@@ -114,7 +116,14 @@ func (in *intake) enter(e *event.Entry) {
 	} else if h, id := r.group.named(e.Parent); h != nil {
 		r.depth = deeper(h.forest.depth(id))
 	}
-	r.add(tier, e.Hash, e.Prefix)
+	prefix := e.Prefix
+	if prefix == 0 {
+		if prefix = r.borrowed(e.Hash); prefix != 0 {
+			r.depth = 0 // a row without a name tells no depth
+		}
+	}
+	r.add(tier, e.Hash, prefix)
+	r.lend(e.Hash)
 	for _, h := range r.group.shelves {
 		if h.tier == tier && h.get(e.Hash) != 0 {
 			h.again(e.Hash, e.Copies-1)
