@@ -117,12 +117,14 @@ func (h *shelf) prefetch(blocks []event.Block) {
 }
 
 func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
-	if resident.NoteGroup(&s.told, ev) {
-		s.reshaped = true
-	}
+	news := resident.NoteGroup(&s.told, ev)
+	s.reshaped = s.reshaped || news
 	r := run{index: x, source: s, group: x.group(s, ev.Group), cut: variant{ev.BlockSize, ev.Eagle}}
 	r.told, r.groups = s.told, s.groups
 	r.describe()
+	if news {
+		r.adopt()
+	}
 	if !ev.HasParent {
 		r.depth = 1
 	} else if h, id := r.group.named(ev.Parent); h != nil {

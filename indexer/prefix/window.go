@@ -52,6 +52,28 @@ func (r *run) borrowed(hash event.BlockHash) event.PrefixHash {
 	return 0
 }
 
+// adopt names blocks that were told before their group was described.
+func (r *run) adopt() {
+	if !r.borrows {
+		return
+	}
+	names := make(map[event.BlockHash]event.PrefixHash)
+	for _, h := range r.group.shelves {
+		if h.forest != nil {
+			continue
+		}
+		for hash := range h.each {
+			if prefix := r.borrowed(hash); prefix != 0 {
+				names[hash] = prefix
+			}
+		}
+	}
+	to := run{index: r.index, source: r.source, group: r.group, cut: r.cut}
+	for hash, prefix := range names {
+		to.name(hash, prefix)
+	}
+}
+
 // lend gives the name that a block has in the run's group to the same block in groups that take names over.
 func (r *run) lend(hash event.BlockHash) {
 	if !r.lends {
