@@ -811,8 +811,8 @@ func TestEngineFullReports(t *testing.T) {
 	}
 }
 
-// TestEngineTwoGroups runs a model with full and with sliding-window attention. Prefixes are matched by the full group
-// alone, so that our index is an upper bound of what vLLM reuses; what it holds of both groups gives the exact number.
+// TestEngineTwoGroups runs a model with full and with sliding-window attention. What our index answers is what vLLM reuses, and what
+// follows from the blocks of both groups as the index lists them.
 func TestEngineTwoGroups(t *testing.T) {
 	t.Parallel()
 	e, r := startLLM(t, args{"model": "hybrid", "num_gpu_blocks_override": 80}), newRig(t)
