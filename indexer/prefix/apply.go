@@ -156,12 +156,16 @@ func (h *shelf) appendLines(lines []unsafe.Pointer, ev *event.Event, from, n int
 }
 
 func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
-	if resident.NoteGroup(&s.told, ev) {
-		s.reshaped = true
-	}
+	news := resident.NoteGroup(&s.told, ev)
+	s.reshaped = s.reshaped || news
 	r := run{index: x, source: s, group: x.group(s, ev.Group), cut: variant{ev.BlockSize, ev.Eagle}}
 	if reason := r.overBound(); reason != "" {
 		return &resident.InvariantError{Seq: b.First, Hash: ev.Parent, Reason: reason}
+	}
+	r.told, r.groups = s.told, s.groups
+	r.describe()
+	if news {
+		r.adopt()
 	}
 	if !ev.HasParent {
 		r.depth = 1
@@ -179,6 +183,12 @@ func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
 		if ev.Unrooted {
 			prefix = 0
 		}
+		depth := r.depth
+		if prefix == 0 {
+			if prefix = r.borrowed(bl.Hash); prefix != 0 {
+				r.depth = 0 // a run without a name tells no depth
+			}
+		}
 		if prefix != 0 && !x.cfg.Shard.Holds(prefix) { // another index's, of which only the digest is this one's, too
 			r.drop(bl.Hash)
 			if bl.Effect > 0 {
@@ -191,7 +201,8 @@ func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
 		} else if prefix != 0 {
 			r.name(bl.Hash, prefix)
 		}
-		r.depth = deeper(r.depth)
+		r.lend(bl.Hash)
+		r.depth = deeper(depth)
 	}
 	return nil
 }
@@ -212,6 +223,11 @@ type run struct {
 	cut    variant
 	depth  uint16  // of the next block; 0 = unknown
 	forest *forest // of the cut
+
+	told    []event.GroupInfo // of the source
+	groups  []*group          // of the source, as they are filled
+	borrows bool              // blocks without a name take the one that another group has for them
+	lends   bool              // another group takes names over
 }
 
 // overBound says what there is too much of for the run, if anything.

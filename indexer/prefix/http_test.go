@@ -46,15 +46,13 @@ func fleet(t *testing.T) *prefix.Index {
 	now.now = began.Add(time.Second)
 	p := prompt(1, 4)
 	full := p.with(func(c *chain) { c.group, c.spec = 0, event.SpecFull })
-	window := p.with(func(c *chain) { c.group, c.spec = 1, event.SpecSlidingWindow })
+	window := p.with(func(c *chain) { c.group, c.spec, c.behind = 1, event.SpecSlidingWindow, 4096 })
 
 	whole := newPublisher(engine("e1"), false)
 	whole.tell(t, x, full.stored(event.GPU, 0, 4), full.offloaded(event.CPU, 0, 4), full.evicted(event.GPU, 2, 4))
-	swa := window.stored(event.GPU, 3, 4)
-	swa.Window = 4096
-	whole.tell(t, x, swa)
+	whole.tell(t, x, window.stored(event.GPU, 3, 4))
 	apply(t, x, whole.lose(t, 2))
-	whole.tell(t, x, full.stored(event.GPU, 0, 2), full.offloaded(event.CPU, 0, 4))
+	whole.tell(t, x, full.stored(event.GPU, 0, 2), full.offloaded(event.CPU, 0, 4), window.stored(event.GPU, 0, 4))
 	whole.message(t, nil) // told of, not applied
 	st := whole.status(event.StatePartial, "lost 2 to 3: no replay endpoint")
 	st.Dialect, st.Endpoint = "vllm", "tcp://10.0.0.1:5557"

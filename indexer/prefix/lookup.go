@@ -122,12 +122,13 @@ func (x *Index) Lookup(r *Request) (*Answer, error) {
 	if beyond != nil {
 		beyond.ask(unnamed)
 	}
+	asked := &prompts{index: x, request: r, cuts: make(map[variant][]event.PrefixHash)}
 	smallest := uint32(0)
 	for v, f := range unnamed.variants(m) {
 		if smallest == 0 || v.blockSize < smallest {
 			smallest = v.blockSize
 		}
-		prefixes := x.prefixes(r, v)
+		prefixes := asked.cut(v)
 		x.cover(f, v, prefixes, covers)
 		for _, u := range unnamed[v] {
 			covers[u.key] = x.coverUnnamed(u, covers[u.key], f, prefixes)
@@ -146,7 +147,7 @@ func (x *Index) Lookup(r *Request) (*Answer, error) {
 			a.LeftOut = append(a.LeftOut, LeftOut{Source: s.name, State: state, Reason: reason})
 			continue
 		}
-		match := x.match(s, covers)
+		match := x.match(s, asked, covers)
 		match.State, match.Reason = state, reason
 		if beyond != nil && beyond.byEngine[s.id] != nil {
 			var step int
@@ -285,8 +286,8 @@ func (x *Index) cover(f *forest, v variant, prefixes []event.PrefixHash, covers 
 
 // match adds up what the groups of a source hold. With several groups that hold prefixes a block counts where all of
 // them have it, in the coldest tier that serves it; groups of different block sizes are compared in steps that are
-// whole blocks of each.
-func (x *Index) match(s *source, covers map[coverKey]*cover) Match {
+// whole blocks of each. Of these steps as many count as leave the windows of its other groups whole.
+func (x *Index) match(s *source, asked *prompts, covers map[coverKey]*cover) Match {
 	epoch, seq, _ := s.life()
 	match := Match{Source: s.name, Epoch: epoch, Seq: seq, Tiers: []Tier{}}
 	if epoch != s.epoch {
@@ -307,13 +308,16 @@ func (x *Index) match(s *source, covers map[coverKey]*cover) Match {
 		return match
 	}
 	match.BlockSize = uint32(step)
+	most := groups[0].len() * sizes[0] / step
+	for i, c := range groups {
+		most = min(most, c.len()*sizes[i]/step)
+	}
+	most = x.usable(s, asked, step, most)
 	onDevice := true
 	counts := make([]int, len(x.tiers)) // by tier
-	for {
+	for match.Blocks < most {
 		steps, tier := x.steps(groups, sizes, step, match.Blocks)
-		if steps == 0 {
-			break
-		}
+		steps = min(steps, most-match.Blocks)
 		match.Blocks += steps
 		counts[tier] += steps
 		if onDevice = onDevice && x.tiers[tier].Warmth() == 0; onDevice {

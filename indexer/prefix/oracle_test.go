@@ -41,6 +41,7 @@ type life struct {
 	copies  map[place]uint32
 	names   map[block]name
 	orphans map[block]orphan
+	taken   map[block]name // that blocks of windows have from other groups
 }
 
 // block is what an engine calls a block in one cache group; place is a tier that holds it.
@@ -79,13 +80,14 @@ type holding struct {
 func newLife(epoch event.Epoch, asSet bool) *life {
 	return &life{
 		epoch: epoch, asSet: asSet, groups: make(map[uint32]event.GroupInfo), copies: make(map[place]uint32),
-		names: make(map[block]name), orphans: make(map[block]orphan),
+		names: make(map[block]name), orphans: make(map[block]orphan), taken: make(map[block]name),
 	}
 }
 
 func (l *life) clone() *life {
 	c := *l
 	c.groups, c.copies, c.names, c.orphans = maps.Clone(l.groups), maps.Clone(l.copies), maps.Clone(l.names), maps.Clone(l.orphans)
+	c.taken = maps.Clone(l.taken)
 	return &c
 }
 
@@ -103,9 +105,13 @@ func (l *life) batch(last event.Seq, events []event.Event) {
 				if l.copies[at]--; l.copies[at]+1 <= 1 { // it had one, or none
 					delete(l.copies, at)
 				}
+				if !l.resident()[at.block] {
+					delete(l.taken, at.block)
+				}
 			}
 		case event.Cleared:
 			clear(l.copies)
+			clear(l.taken)
 		}
 	}
 }
@@ -145,6 +151,46 @@ func (l *life) store(ev *event.Event) {
 		}
 		if at := (place{b, ev.Tier}); !l.asSet || l.copies[at] == 0 {
 			l.copies[at]++
+		}
+		l.takeOver()
+	}
+}
+
+// resident are the blocks that lie in some tier.
+func (l *life) resident() map[block]bool {
+	all := make(map[block]bool)
+	for at := range l.copies {
+		all[at.block] = true
+	}
+	return all
+}
+
+// name returns what a block stands for, by its own tokens or by another group's.
+func (l *life) name(b block) (name, bool) {
+	if n, ok := l.names[b]; ok {
+		return n, true
+	}
+	n, ok := l.taken[b]
+	return n, ok
+}
+
+// takeOver names what can be named in groups that do not hold prefixes.
+func (l *life) takeOver() {
+	all := l.resident()
+	for again := true; again; {
+		again = false
+		for b := range all {
+			to := l.groups[b.group]
+			if _, named := l.name(b); named || to.Spec.HoldsPrefix() {
+				continue
+			}
+			for g, from := range l.groups {
+				other := block{b.hash, g}
+				n, named := l.name(other)
+				if named && all[other] && from.BlockSize == to.BlockSize && from.Eagle == to.Eagle {
+					l.taken[b], again = n, true
+				}
+			}
 		}
 	}
 }
@@ -220,6 +266,8 @@ func (o *oracle) apply(s event.Source, l *life, fence event.Fence) {
 func (o *oracle) restore(cp *event.Checkpoint, l *life) {
 	k := o.source(cp.Source)
 	k.life, k.fence, k.doubt, k.held = l.clone(), cp.Fence, "", nil
+	clear(k.life.taken) // a checkpoint has the publisher's names alone
+	k.life.takeOver()
 	same := k.told.Epoch == cp.Epoch && k.told.Fence == cp.Fence
 	if k.told.Epoch > cp.Epoch || k.told.Fence > cp.Fence || k.spoken && same {
 		return
@@ -420,12 +468,12 @@ func (k *known) walk(r *prefix.Request, m *prefix.Match) {
 		return
 	}
 	m.BlockSize = uint32(step)
-	inTier := make(map[event.Tier]int)
-	for device := true; ; m.Blocks++ {
+	var tiers []event.Tier
+	for {
 		coldest, all := event.Tier(""), true
 		for _, g := range groups {
 			each := step / int(g.BlockSize)
-			for i := m.Blocks * each; i < (m.Blocks+1)*each && all; i++ {
+			for i := len(tiers) * each; i < (len(tiers)+1)*each && all; i++ {
 				tier, holds := k.holds(r, &g, i)
 				all = all && holds
 				if coldest == "" || colder(tier, coldest) {
@@ -436,8 +484,17 @@ func (k *known) walk(r *prefix.Request, m *prefix.Match) {
 		if !all {
 			break
 		}
-		inTier[coldest]++
-		if device = device && coldest == event.GPU; device {
+		tiers = append(tiers, coldest)
+	}
+	for len(tiers) > 0 && !k.continues(r, len(tiers)*step) {
+		tiers = tiers[:len(tiers)-1]
+	}
+	m.Blocks = len(tiers)
+	inTier := make(map[event.Tier]int)
+	device := true
+	for _, tier := range tiers {
+		inTier[tier]++
+		if device = device && tier == event.GPU; device {
 			m.DeviceBlocks++
 		}
 	}
@@ -449,12 +506,37 @@ func (k *known) walk(r *prefix.Request, m *prefix.Match) {
 	}
 }
 
+// continues reports whether what the next token behind a prefix looks at is there: the tokens that its windows show it, and the state.
+func (k *known) continues(r *prefix.Request, tokens int) bool {
+	for _, g := range k.life.groups {
+		seen := 0
+		switch g.Spec {
+		case event.SpecMamba:
+			seen = 1
+		case event.SpecSlidingWindow, event.SpecSlidingWindowMLA:
+			seen = int(g.Window) - 1
+		}
+		if seen <= 0 {
+			continue
+		}
+		if tokens%int(g.BlockSize) != 0 {
+			return false
+		}
+		for at := max(0, tokens-seen); at < tokens; at++ {
+			if _, ok := k.holds(r, &g, at/int(g.BlockSize)); !ok {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // holds returns the warmest tier in which a group holds block i of what is asked for.
 func (k *known) holds(r *prefix.Request, g *event.GroupInfo, i int) (event.Tier, bool) {
 	if k.held == nil {
 		k.held = make(map[holding]event.Tier)
 		for at := range k.life.copies {
-			n, named := k.life.names[at.block]
+			n, named := k.life.name(at.block)
 			if !named {
 				continue
 			}
@@ -494,7 +576,8 @@ func colder(p, q event.Tier) bool {
 func (k *known) resident() map[string]uint32 {
 	all := make(map[string]uint32)
 	for at, copies := range k.life.copies {
-		all[row(at.hash, at.group, at.tier, k.life.names[at.block].hash)] = copies
+		n, _ := k.life.name(at.block)
+		all[row(at.hash, at.group, at.tier, n.hash)] = copies
 	}
 	return all
 }

@@ -130,6 +130,7 @@ type chain struct {
 	eagle      bool
 	group      event.Group
 	spec       event.SpecKind
+	behind     uint32 // its sliding window in tokens
 	lora, salt string
 	alias      int  // another one has other engine hashes for the same prefixes
 	long       bool // engine hashes of 32 bytes
@@ -183,7 +184,7 @@ func (c chain) blocks(from, to int) []event.Block {
 // stored tells blocks from up to, but without, to; as engines do, with the salt of a root only.
 func (c chain) stored(tier event.Tier, from, to int) event.Event {
 	ev := event.Event{
-		Kind: event.Stored, Tier: tier, Group: c.group, BlockSize: uint32(c.size), Eagle: c.eagle, Spec: c.spec, LoRA: c.lora,
+		Kind: event.Stored, Tier: tier, Group: c.group, BlockSize: uint32(c.size), Eagle: c.eagle, Spec: c.spec, Window: c.behind, LoRA: c.lora,
 		LoRAID: event.NoLoRAID, Blocks: c.blocks(from, to), Tokens: c.tokens[from*c.size : (to-1)*c.size+c.window()],
 	}
 	if from > 0 {

@@ -43,7 +43,7 @@ func (in *intake) begin(cp *event.Checkpoint) {
 	in.index.begin()
 	defer in.index.end()
 	in.source = in.index.source(cp.Source)
-	in.room.model, in.room.name = in.source.model, in.source.name
+	in.room.model, in.room.name, in.room.told = in.source.model, in.source.name, cp.Groups
 	in.done = in.index.reload(in.source, &in.seen)
 }
 
@@ -115,12 +115,21 @@ func (in *intake) enter(e *event.Entry) {
 		in.refused = cmp.Or(reason, "more tiers than a source may have")
 		return
 	}
+	r.told, r.groups = in.room.told, in.groups
+	r.describe()
 	if !e.HasParent {
 		r.depth = 1
 	} else if h, id := r.group.named(e.Parent); h != nil {
 		r.depth = deeper(h.forest.depth(id))
 	}
-	r.add(tier, e.Hash, e.Prefix)
+	prefix := e.Prefix
+	if prefix == 0 {
+		if prefix = r.borrowed(e.Hash); prefix != 0 {
+			r.depth = 0 // a row without a name tells no depth
+		}
+	}
+	r.add(tier, e.Hash, prefix)
+	r.lend(e.Hash)
 	if e.Copies > 1 {
 		for _, h := range r.group.shelves {
 			if h.tier == tier && h.get(e.Hash) != 0 {
