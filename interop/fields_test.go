@@ -96,18 +96,20 @@ func everyField(t *testing.T, v version, keep bool) {
 	e.publish(evicted("", root.Blocks[0].Hash)) // medium nil is the GPU; its second copy
 	u := r.verify(e, r.settle(e, event.StateLive), keep)
 
+	// The window's group holds the first four blocks of the plain prompt and nothing else: vLLM would use no more again. The names of all
+	// blocks were compared above.
 	for _, want := range []struct {
 		name    string
 		request prefix.Request
 		blocks  int
 		device  int
 	}{
-		{"the plain prompt, its first block on the CPU only", prefix.Request{Tokens: plain}, 5, 0},
-		{"the chain whose root was told last", prefix.Request{Tokens: late}, 3, 3},
-		{"with the salt", prefix.Request{Tokens: plain, Salt: salt}, 2, 2},
+		{"the plain prompt, its first block on the CPU only", prefix.Request{Tokens: plain}, 4, 0},
+		{"the chain whose root was told last", prefix.Request{Tokens: late}, 0, 0},
+		{"with the salt", prefix.Request{Tokens: plain, Salt: salt}, 0, 0},
 		{"with another salt", prefix.Request{Tokens: plain, Salt: "tenant-b"}, 0, 0},
 		{"with an adapter", prefix.Request{Tokens: plain, LoRA: lora}, 0, 0},
-		{"by the hashes of images", prefix.Request{Hashes: u.names(digest(10), digest(11), digest(12), digest(13))}, 3, 3},
+		{"by the hashes of images", prefix.Request{Hashes: u.names(digest(10), digest(11), digest(12), digest(13))}, 0, 0},
 	} {
 		want.request.Model = model
 		a, err := r.sink.index.Lookup(&want.request)
