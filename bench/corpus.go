@@ -3,7 +3,7 @@ package main
 import (
 	"fmt"
 
-	"kvstrata/bench/work"
+	"kvstrata/bench/workload"
 	"kvstrata/event"
 )
 
@@ -42,17 +42,17 @@ func (c *corpus) logicalOps() int { return len(c.queries) + c.events }
 
 // newCorpus prepares disjoint copies of a trace, each with workers of its own. Effects are what the judge would find: a
 // pool stores what it does not hold and removes what it holds (TestEffectsAreTheJudges).
-func newCorpus(t *work.Trace, copies int) *corpus {
-	steps := t.Steps(work.WorkersPerCopy, work.PoolBlocks)
+func newCorpus(t *workload.Trace, copies int) *corpus {
+	steps := t.Steps(workload.WorkersPerCopy, workload.PoolBlocks)
 	c := &corpus{span: t.Requests[len(t.Requests)-1].Millis + 1}
 	a := new(arena)
 	n := copies * len(steps)
 	c.queries, c.writes = take[query](a, n)[:0], take[write](a, n)[:0]
-	names := make([]*work.Names, copies)
+	names := make([]*workload.Names, copies)
 	for i := range names {
 		names[i] = t.Names(i)
 	}
-	sources := make([]event.Source, copies*work.WorkersPerCopy)
+	sources := make([]event.Source, copies*workload.WorkersPerCopy)
 	next := make([]event.Seq, len(sources))
 	for i := range sources {
 		sources[i] = engine(i)
@@ -67,7 +67,7 @@ func newCorpus(t *work.Trace, copies int) *corpus {
 			}
 			c.queries = append(c.queries, query{r.Millis, hashes})
 			c.requestBlocks += len(hashes)
-			worker := i*work.WorkersPerCopy + steps[k].Worker
+			worker := i*workload.WorkersPerCopy + steps[k].Worker
 			events := c.stepEvents(a, r, &steps[k], nm)
 			if len(events) == 0 {
 				continue
@@ -90,7 +90,7 @@ func oneBatch(a *arena, source event.Source, seq event.Seq, events []event.Event
 	return event.Message{Source: source, Epoch: 1, Fence: 1, Batches: batches}
 }
 
-func (c *corpus) stepEvents(a *arena, r *work.TraceRequest, s *work.Step, nm *work.Names) []event.Event {
+func (c *corpus) stepEvents(a *arena, r *workload.TraceRequest, s *workload.Step, nm *workload.Names) []event.Event {
 	n := len(s.Stored)
 	if len(s.Removed) > 0 {
 		n++

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"kvstrata/bench/work"
+	"kvstrata/bench/workload"
 	"kvstrata/event"
 	"kvstrata/event/resident"
 
@@ -18,7 +18,7 @@ const smallTrace = `{"timestamp": 0, "hash_ids": [0, 1]}
 
 // TestEffectsAreTheJudges tells the judge what the prepared messages tell, as local hashes, and compares.
 func TestEffectsAreTheJudges(t *testing.T) {
-	trace, err := work.ParseTrace([]byte(smallTrace))
+	trace, err := workload.ParseTrace([]byte(smallTrace))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func TestEffectsAreTheJudges(t *testing.T) {
 }
 
 func TestARunOfTheSmallTrace(t *testing.T) {
-	trace, err := work.ParseTrace([]byte(smallTrace))
+	trace, err := workload.ParseTrace([]byte(smallTrace))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 
-	"kvstrata/bench/work"
+	"kvstrata/bench/workload"
 )
 
 // dynamo is the Rust program beside this one, which gives Dynamo's index the same work.
@@ -81,7 +81,7 @@ func (d *dynamo) traced(r *result) error {
 	if d.o.traces == "" {
 		return nil
 	}
-	t, err := work.ReadTrace(d.o.traces)
+	t, err := workload.ReadTrace(d.o.traces)
 	if err != nil {
 		return err
 	}
@@ -117,9 +117,9 @@ func (d *dynamo) messages(r *result) error {
 	if d.o.smoke {
 		n = 60
 	}
-	for shape, name := range map[work.Shape]string{work.Prefill64: "message64_us", work.Decode1: "message1_us", work.Churn: "churn_us"} {
+	for shape, name := range map[workload.Shape]string{workload.Prefill64: "message64_us", workload.Decode1: "message1_us", workload.Churn: "churn_us"} {
 		for _, asMaps := range []bool{false, true} {
-			file, err := d.write("messages", func(w *workFile) { w.messages(work.Payloads(shape, 16, n, asMaps)) })
+			file, err := d.write("messages", func(w *workFile) { w.messages(workload.Payloads(shape, 16, n, asMaps)) })
 			if err != nil {
 				return err
 			}

@@ -6,7 +6,7 @@ import (
 	"os"
 	"runtime"
 
-	"kvstrata/bench/work"
+	"kvstrata/bench/workload"
 	"kvstrata/event"
 	"kvstrata/indexer/prefix"
 )
@@ -43,7 +43,7 @@ func rss() int64 {
 func fill(shared int) (*filling, error) {
 	workers := max(shared, 16)
 	x := newIndex(workers)
-	random := work.NewRandom(7)
+	random := workload.NewRandom(7)
 	next := make([]event.Seq, workers)
 	blocks := make([]event.Block, fillRun)
 	events := []event.Event{storedRun(blocks)}

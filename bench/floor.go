@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kvstrata/bench/work"
+	"kvstrata/bench/workload"
 )
 
 // printFloor measures what every structure pays for on this machine: a read that misses the caches, alone and beside others that do
@@ -73,7 +73,7 @@ func mapped(size int, huge bool) ([]uint64, error) {
 	}
 	words := unsafe.Slice((*uint64)(unsafe.Pointer(&m[0])), size/8)
 	for i := range words {
-		words[i] = work.Mix(uint64(i))
+		words[i] = workload.Mix(uint64(i))
 	}
 	return words, nil
 }
@@ -91,7 +91,7 @@ var sink uint64
 func chased(m []uint64) float64 {
 	mask, at, began := uint64(len(m)-1), uint64(1), time.Now()
 	for i := range uint64(floorReads) {
-		at = work.Mix(m[at]+i) & mask
+		at = workload.Mix(m[at]+i) & mask
 	}
 	sink += at
 	return float64(time.Since(began).Nanoseconds()) / floorReads
@@ -103,7 +103,7 @@ func batched(m []uint64, n int) float64 {
 	for range floorReads / n {
 		var sum uint64
 		for i := range uint64(n) {
-			sum += m[work.Mix(seed+i)&mask]
+			sum += m[workload.Mix(seed+i)&mask]
 		}
 		seed += sum | 1
 	}
@@ -134,7 +134,7 @@ func bareTable(entries int, huge bool, batch int) (float64, error) {
 	clear(m)
 	t := table{slots: m, mask: uint64(len(m)/2 - 1)}
 	for i := range entries {
-		t.insert(work.Mix(uint64(i) + 1))
+		t.insert(workload.Mix(uint64(i) + 1))
 	}
 	runtime.GC()
 	rounds := (1 << 21) / batch
@@ -143,12 +143,12 @@ func bareTable(entries int, huge bool, batch int) (float64, error) {
 	for range rounds {
 		if batch > 1 {
 			for i := range uint64(batch) {
-				sink += m[work.Mix(next+i+1)&t.mask*2] + m[work.Mix(next+i+1-uint64(entries))&t.mask*2]
+				sink += m[workload.Mix(next+i+1)&t.mask*2] + m[workload.Mix(next+i+1-uint64(entries))&t.mask*2]
 			}
 		}
 		for range batch {
-			t.insert(work.Mix(next + 1))
-			t.remove(work.Mix(next + 1 - uint64(entries)))
+			t.insert(workload.Mix(next + 1))
+			t.remove(workload.Mix(next + 1 - uint64(entries)))
 			next++
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"time"
 
-	"kvstrata/bench/work"
+	"kvstrata/bench/workload"
 	"kvstrata/event"
 	"kvstrata/event/resident"
 	"kvstrata/indexer/prefix"
@@ -55,7 +55,7 @@ const (
 	applied
 )
 
-func (g *ingester) take(p *work.Payload, to stage) error {
+func (g *ingester) take(p *workload.Payload, to stage) error {
 	b := &g.batch[0]
 	*b = event.Batch{First: g.next[p.Pod], Last: g.next[p.Pod], Way: event.Live}
 	if err := g.decoders[p.Pod].Decode(p.Data, b); err != nil {
@@ -75,8 +75,8 @@ func (g *ingester) take(p *work.Payload, to stage) error {
 
 // ingest runs the messages three times, each time one stage further, on fresh state: what a stage costs is the difference.
 // (A clock read between the stages of each message would cost as much as decoding one.)
-func ingest(shape work.Shape, pods, messages int, asMaps bool) (*ingestion, error) {
-	payloads := work.Payloads(shape, pods, messages, asMaps)
+func ingest(shape workload.Shape, pods, messages int, asMaps bool) (*ingestion, error) {
+	payloads := workload.Payloads(shape, pods, messages, asMaps)
 	events := float64(pods * shape.Events(messages))
 	var cost [applied + 1]float64
 	for to := decoded; to <= applied; to++ {

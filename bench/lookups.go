@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"kvstrata/bench/work"
+	"kvstrata/bench/workload"
 	"kvstrata/event"
 	"kvstrata/indexer/prefix"
 )
@@ -27,7 +27,7 @@ type prompt struct {
 
 func newPrompts(seed uint64) []prompt {
 	list := make([]prompt, prompts)
-	random := work.NewRandom(seed)
+	random := workload.NewRandom(seed)
 	for i := range list {
 		p := &list[i]
 		p.tokens = make([]uint32, promptBlocks*blockSize)
@@ -44,12 +44,12 @@ type feeder struct {
 	index   *prefix.Index
 	sources []event.Source
 	next    []event.Seq
-	random  *work.Random
+	random  *workload.Random
 	kept    [][]event.Block // of churn, oldest first
 }
 
 func newFeeder(x *prefix.Index, workers int) *feeder {
-	f := &feeder{index: x, next: make([]event.Seq, workers), random: work.NewRandom(11)}
+	f := &feeder{index: x, next: make([]event.Seq, workers), random: workload.NewRandom(11)}
 	for i := range workers {
 		f.sources = append(f.sources, engine(i))
 	}

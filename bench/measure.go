@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"kvstrata/bench/work"
+	"kvstrata/bench/workload"
 )
 
 // measure does all the work: ours first, then Dynamo's, where its program can be built.
@@ -30,12 +30,12 @@ func (o *options) measure() (*result, error) {
 
 func (o *options) works(r *result, messages, visibles int) error {
 	if o.traces == "" {
-		r.Notes = append(r.Notes, "work 1 is left out: KVSTRATA_TRACES names no folder with "+work.TraceFile)
+		r.Notes = append(r.Notes, "work 1 is left out: KVSTRATA_TRACES names no folder with "+workload.TraceFile)
 	} else if err := o.traced(r); err != nil {
 		return err
 	}
 	for _, asMaps := range []bool{false, true} {
-		for shape, name := range map[work.Shape]string{work.Prefill64: "message64_us", work.Decode1: "message1_us", work.Churn: "churn_us"} {
+		for shape, name := range map[workload.Shape]string{workload.Prefill64: "message64_us", workload.Decode1: "message1_us", workload.Churn: "churn_us"} {
 			f, err := o.part("ingest %d 16 %d %v", shape, messages, asMaps)
 			if err != nil {
 				return err
@@ -116,7 +116,7 @@ func (o *options) runGrowth() error {
 			}
 			fmt.Printf(" apply %.2f M block-ops/s;", f["block_ops_per_s"]/1e6)
 		}
-		f, err := o.part("ingest %d %d 500 false", work.Churn, 16*times)
+		f, err := o.part("ingest %d %d 500 false", workload.Churn, 16*times)
 		if err != nil {
 			return err
 		}

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"kvstrata/bench/work"
+	"kvstrata/bench/workload"
 	"kvstrata/indexer/prefix"
 )
 
@@ -59,12 +59,12 @@ func runPart(name, traces string) (map[string]float64, error) {
 }
 
 func prepare(traces string, copies int) (*corpus, error) {
-	t, err := work.ReadTrace(traces)
+	t, err := workload.ReadTrace(traces)
 	if err != nil {
 		return nil, err
 	}
 	c := newCorpus(t, copies)
-	if want := copies * work.RemovedPerCopy; c.removedBlocks != want && t.SHA256 == work.TraceSHA256 {
+	if want := copies * workload.RemovedPerCopy; c.removedBlocks != want && t.SHA256 == workload.TraceSHA256 {
 		return nil, fmt.Errorf("prepare trace: %d blocks removed, want %d", c.removedBlocks, want)
 	}
 	return c, nil
@@ -79,7 +79,7 @@ func closedPart(args, traces string) (map[string]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	rate, err := closedLoop(newIndex(copies*work.WorkersPerCopy), c)
+	rate, err := closedLoop(newIndex(copies*workload.WorkersPerCopy), c)
 	return map[string]float64{
 		"block_ops_per_s": rate, "block_ops": float64(c.blockOps()), "logical_ops": float64(c.logicalOps()),
 		"writes": float64(c.storedBlocks + c.removedBlocks),
@@ -96,7 +96,7 @@ func tracePart(args, traces string) (map[string]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := deadlineDriven(newIndex(copies*work.WorkersPerCopy), c, time.Duration(window*1e9))
+	r, err := deadlineDriven(newIndex(copies*workload.WorkersPerCopy), c, time.Duration(window*1e9))
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +120,7 @@ func ingestPart(args string) (map[string]float64, error) {
 	if _, err := fmt.Sscan(args, &shape, &pods, &messages, &asMaps); err != nil {
 		return nil, err
 	}
-	g, err := ingest(work.Shape(shape), pods, messages, asMaps)
+	g, err := ingest(workload.Shape(shape), pods, messages, asMaps)
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +137,7 @@ func verifyPart(args, traces string) (map[string]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	x := newIndex(copies * work.WorkersPerCopy)
+	x := newIndex(copies * workload.WorkersPerCopy)
 	r, req := x.NewReader(), &prefix.Request{Model: model, BlockSize: blockSize}
 	sources, blocks, next := 0, 0, 0
 	for i := range c.queries {
@@ -175,7 +175,7 @@ func writePart(args, traces string) error {
 	}
 	switch kind {
 	case "trace":
-		t, err := work.ReadTrace(traces)
+		t, err := workload.ReadTrace(traces)
 		if err != nil {
 			return err
 		}

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"os"
 
-	"kvstrata/bench/work"
+	"kvstrata/bench/workload"
 	"kvstrata/event"
 )
 
@@ -67,9 +67,9 @@ func (w *workFile) query(worker int, millis int64, locals []uint64) {
 }
 
 // trace writes work 1, in the order in which newCorpus has it.
-func (w *workFile) trace(t *work.Trace, copies int) {
-	steps := t.Steps(work.WorkersPerCopy, work.PoolBlocks)
-	names := make([]*work.Names, copies)
+func (w *workFile) trace(t *workload.Trace, copies int) {
+	steps := t.Steps(workload.WorkersPerCopy, workload.PoolBlocks)
+	names := make([]*workload.Names, copies)
 	for i := range names {
 		names[i] = t.Names(i)
 	}
@@ -84,12 +84,12 @@ func (w *workFile) trace(t *work.Trace, copies int) {
 			w.query(0, r.Millis, locals)
 		}
 		for i, nm := range names {
-			w.step(r, &steps[k], nm, i*work.WorkersPerCopy+steps[k].Worker)
+			w.step(r, &steps[k], nm, i*workload.WorkersPerCopy+steps[k].Worker)
 		}
 	}
 }
 
-func (w *workFile) step(r *work.TraceRequest, s *work.Step, nm *work.Names, worker int) {
+func (w *workFile) step(r *workload.TraceRequest, s *workload.Step, nm *workload.Names, worker int) {
 	if len(s.Removed) > 0 {
 		w.header(recordRemoved, worker, r.Millis, len(s.Removed), false, 0)
 		for _, b := range s.Removed {
@@ -113,7 +113,7 @@ func (w *workFile) step(r *work.TraceRequest, s *work.Step, nm *work.Names, work
 }
 
 // messages writes work 2.
-func (w *workFile) messages(payloads []work.Payload) {
+func (w *workFile) messages(payloads []workload.Payload) {
 	for i := range payloads {
 		p := &payloads[i]
 		w.header(recordMessage, p.Pod, 0, len(p.Data), false, 0)
@@ -128,7 +128,7 @@ func (w *workFile) messages(payloads []work.Payload) {
 // fill writes work 3.
 func (w *workFile) fill(shared int) {
 	workers := max(shared, 16)
-	random := work.NewRandom(7)
+	random := workload.NewRandom(7)
 	var locals [fillRun]uint64
 	for entries, run := 0, 0; entries < fillTo; run++ {
 		for i := range locals {
@@ -148,7 +148,7 @@ func (w *workFile) fill(shared int) {
 
 // lookups writes work 4: the prompts that workers hold, then the questions.
 func (w *workFile) lookups(workers int) {
-	random := work.NewRandom(11)
+	random := workload.NewRandom(11)
 	lists := [][]prompt{newPrompts(1), newPrompts(2), newPrompts(3)}
 	for kind, list := range lists {
 		for i := range list {

@@ -152,8 +152,8 @@ func (m *Map) Len() int { return m.len }
 // Bytes returns how much memory the pages take.
 func (m *Map) Bytes() int { return m.bytes }
 
-// warp maps the upper half of a hash to where in the directory it lies, in order: twice as dense at the end as at the beginning.
-func warp(h uint64) uint32 {
+// Warp maps the upper half of a hash to where in the directory it lies, in order: twice as dense at the end as at the beginning.
+func Warp(h uint64) uint32 {
 	x := h >> 32
 	return uint32(x + x*(1<<32-x)>>32/3)
 }
@@ -165,13 +165,13 @@ func (m *Map) AppendLines(lines []unsafe.Pointer, key uint64) []unsafe.Pointer {
 		return lines
 	}
 	h := m.pool.hash(key)
-	b, c := m.dir[warp(h)>>m.shift].homes(uint32(h))
+	b, c := m.dir[Warp(h)>>m.shift].homes(uint32(h))
 	return append(lines, unsafe.Pointer(b), unsafe.Pointer(c))
 }
 
 // find returns the slot of a hash and its bucket, nil when it is not there.
 func (m *Map) find(h uint64) (*slot, *bucket) {
-	p := &m.dir[warp(h)>>m.shift]
+	p := &m.dir[Warp(h)>>m.shift]
 	b, c := p.homes(uint32(h))
 	if s, _ := b.search(h); s != nil {
 		return s, b
@@ -199,7 +199,7 @@ func (m *Map) Entry(key uint64) *uint32 {
 		m.dir = []page{{first: m.pool.take(0)}}
 		m.bytes = BucketSize
 	}
-	p := &m.dir[warp(h)>>m.shift]
+	p := &m.dir[Warp(h)>>m.shift]
 	b, c := p.homes(uint32(h))
 	s, free := b.search(h)
 	if s != nil {
@@ -215,7 +215,7 @@ func (m *Map) Entry(key uint64) *uint32 {
 	} else if room >= 0 {
 		s = &c.slots[room]
 	} else {
-		for s = p.make(b, c); s == nil; s = m.dir[warp(h)>>m.shift].open(uint32(h)) {
+		for s = p.make(b, c); s == nil; s = m.dir[Warp(h)>>m.shift].open(uint32(h)) {
 			m.grow(h)
 		}
 	}
@@ -307,7 +307,7 @@ func (m *Map) Delete(key uint64) uint32 {
 
 // grow makes room in the page of a hash: a larger one, or two.
 func (m *Map) grow(h uint64) {
-	old := m.dir[warp(h)>>m.shift]
+	old := m.dir[Warp(h)>>m.shift]
 	if int(old.size) < len(sizes)-1 {
 		p := page{size: old.size + 1, depth: old.depth}
 		for ; ; p.size++ { // the next size holds all, almost surely
@@ -385,7 +385,7 @@ func (p *page) fill(pages ...page) bool {
 // replace puts a page in the place of the one that has a hash.
 func (m *Map) replace(h uint64, p page) {
 	width := len(m.dir) >> p.depth
-	first := int(warp(h)>>m.shift) &^ (width - 1)
+	first := int(Warp(h)>>m.shift) &^ (width - 1)
 	for i := range width {
 		m.dir[first+i] = p
 	}
@@ -409,7 +409,7 @@ func (m *Map) split(h uint64, old page) {
 		size++ // the largest holds what the old page held
 	}
 	width := len(m.dir) >> old.depth
-	first := int(warp(h)>>m.shift) &^ (width - 1)
+	first := int(Warp(h)>>m.shift) &^ (width - 1)
 	for i := range width {
 		m.dir[first+i] = halves[i/((width+1)/2)]
 	}
@@ -429,7 +429,7 @@ func (m *Map) halve(old page, size uint8) (halves [2]page) {
 	for i := range buckets {
 		for j := range buckets[i].slots {
 			s := &buckets[i].slots[j]
-			if s.value == 0 || f[warp(s.hash())>>(31-old.depth)&1].add(s) {
+			if s.value == 0 || f[Warp(s.hash())>>(31-old.depth)&1].add(s) {
 				continue
 			}
 			m.release(halves[0])
@@ -456,7 +456,7 @@ func (m *Map) From(place uint64, yield func(key uint64, value uint32) bool) (nex
 		b := p.at(uint32(i))
 		for j := range b.slots {
 			s := &b.slots[j]
-			if s.value != 0 && uint64(warp(s.hash())) >= place && !yield(m.pool.key(s.hash()), s.value) {
+			if s.value != 0 && uint64(Warp(s.hash())) >= place && !yield(m.pool.key(s.hash()), s.value) {
 				return place&^(width-1) + width
 			}
 		}
@@ -478,7 +478,7 @@ func (m *Map) PageEnd(place uint64) uint64 {
 // the same in all maps of a pool.
 func (m *Map) Range(place, end uint64, yield func(key uint64, value uint32)) {
 	m.From(place, func(key uint64, value uint32) bool {
-		if uint64(warp(m.pool.hash(key))) < end {
+		if uint64(Warp(m.pool.hash(key))) < end {
 			yield(key, value)
 		}
 		return true

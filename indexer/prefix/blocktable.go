@@ -98,18 +98,12 @@ func (t *blockTable) hash(p event.PrefixHash) uint64 {
 	return h ^ h>>29
 }
 
-// warped maps the upper half of a hash to where in a directory it lies, in order: twice as dense at the end as at the beginning.
-func warped(h uint64) uint32 {
-	x := h >> 32
-	return uint32(x + x*(1<<32-x)>>32/3)
-}
-
-func (d *directory) page(h uint64) *tablePage { return d.pages[warped(h)>>d.shift].Load() }
+func (d *directory) page(h uint64) *tablePage { return d.pages[flat.Warp(h)>>d.shift].Load() }
 
 // span returns where the page of a hash stands, if it has so many bits in common.
 func (d *directory) span(h uint64, depth uint8) []atomic.Pointer[tablePage] {
 	width := len(d.pages) >> depth
-	first := int(warped(h)>>d.shift) &^ (width - 1)
+	first := int(flat.Warp(h)>>d.shift) &^ (width - 1)
 	return d.pages[first : first+width]
 }
 
@@ -260,7 +254,7 @@ func (t *blockTable) grow(h uint64, f *forest) {
 	span := d.span(h, old.depth)
 	for half, part := range [][]atomic.Pointer[tablePage]{span[:len(span)/2], span[len(span)/2:]} {
 		bit := 31 - old.depth
-		mine := func(h uint64) bool { return warped(h)>>bit&1 == uint32(half) }
+		mine := func(h uint64) bool { return flat.Warp(h)>>bit&1 == uint32(half) }
 		page := &tablePage{size: pageSplit, depth: old.depth + 1}
 		for page.buckets = t.take(page.size); !page.fill(old, t, f, mine); page.buckets = t.take(page.size) {
 			t.give(page)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -110,31 +109,9 @@ func (x *Index) mountService(mux *http.ServeMux) {
 	}
 }
 
-// readRequest reads a JSON object, or answers what is wrong with it.
-func readRequest(w http.ResponseWriter, r *http.Request, into any, want string) bool {
-	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
-	dec.DisallowUnknownFields()
-	err := dec.Decode(into)
-	if err == nil {
-		if _, end := dec.Token(); !errors.Is(end, io.EOF) {
-			err = errors.New("more follows the JSON object")
-		}
-	}
-	var tooLarge *http.MaxBytesError
-	switch {
-	case err == nil:
-		return true
-	case errors.As(err, &tooLarge):
-		writeError(w, http.StatusRequestEntityTooLarge, fmt.Errorf("request is larger than %d bytes", tooLarge.Limit))
-	default:
-		writeError(w, http.StatusBadRequest, fmt.Errorf("request: %w; want JSON with %s", err, want))
-	}
-	return false
-}
-
 func (x *Index) serveBatch(w http.ResponseWriter, r *http.Request) {
 	var req BatchRequest
-	if !readRequest(w, r, &req, "requests, each as for /v1/lookup") {
+	if !ReadRequest(w, r, &req, "requests, each as for /v1/lookup") {
 		return
 	}
 	results, err := x.LookupBatch(r.Context(), &req)
@@ -147,7 +124,7 @@ func (x *Index) serveBatch(w http.ResponseWriter, r *http.Request) {
 
 func (x *Index) serveExplain(w http.ResponseWriter, r *http.Request) {
 	var req ExplainRequest
-	if !readRequest(w, r, &req, "model and token_ids or prefix_hashes, and tier or device") {
+	if !ReadRequest(w, r, &req, "model and token_ids or prefix_hashes, and tier or device") {
 		return
 	}
 	explanation, err := x.Explain(&req)
@@ -235,7 +212,7 @@ func (c *Change) line(known ids) ChangeLine {
 func watchRequest(w http.ResponseWriter, r *http.Request) (*WatchRequest, bool) {
 	req := new(WatchRequest)
 	if r.Method == http.MethodPost {
-		return req, readRequest(w, r, req, "source, or model with or without token_ids or prefix_hashes")
+		return req, ReadRequest(w, r, req, "source, or model with or without token_ids or prefix_hashes")
 	}
 	q := r.URL.Query()
 	req.Source, req.Model, req.Cluster = q.Get("source"), q.Get("model"), q.Get("cluster")

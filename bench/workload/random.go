@@ -1,5 +1,5 @@
-// Package work makes the work that the benchmark gives to ours and to its peers: deterministic, and the same for all.
-package work
+// Package workload makes the work that the benchmark gives to ours and to its peers: deterministic, and the same for all.
+package workload
 
 // Random is splitmix64: what the recorded figures of the Go peers were made with.
 type Random struct{ state uint64 }

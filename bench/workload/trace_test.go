@@ -1,33 +1,36 @@
-package work_test
+package workload_test
 
 import (
 	"os"
 	"strings"
 	"testing"
 
-	"kvstrata/bench/work"
+	"kvstrata/bench/workload"
 
 	"github.com/google/go-cmp/cmp"
 )
 
 func TestTheTraceRemovesWhatTheProtocolSays(t *testing.T) {
 	folder := os.Getenv("KVSTRATA_TRACES")
+	if folder == "" && os.Getenv("CI") != "" {
+		t.Fatal("KVSTRATA_TRACES is not set: CI must check the trace")
+	}
 	if folder == "" {
 		t.Skip("KVSTRATA_TRACES is not set: the trace is not checked")
 	}
-	trace, err := work.ReadTrace(folder)
+	trace, err := workload.ReadTrace(folder)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.HasPrefix(trace.SHA256, work.TraceSHA256) {
-		t.Errorf("sha256 %s, want %s…", trace.SHA256, work.TraceSHA256)
+	if !strings.HasPrefix(trace.SHA256, workload.TraceSHA256) {
+		t.Errorf("sha256 %s, want %s…", trace.SHA256, workload.TraceSHA256)
 	}
 	removed := 0
-	for _, s := range trace.Steps(work.WorkersPerCopy, work.PoolBlocks) {
+	for _, s := range trace.Steps(workload.WorkersPerCopy, workload.PoolBlocks) {
 		removed += len(s.Removed)
 	}
-	if removed != work.RemovedPerCopy {
-		t.Errorf("%d blocks removed, want %d", removed, work.RemovedPerCopy)
+	if removed != workload.RemovedPerCopy {
+		t.Errorf("%d blocks removed, want %d", removed, workload.RemovedPerCopy)
 	}
 }
 
@@ -37,25 +40,25 @@ const small = `{"timestamp": 0, "hash_ids": [0, 1]}
 `
 
 func TestStepsOfASmallTrace(t *testing.T) {
-	trace, err := work.ParseTrace([]byte(small))
+	trace, err := workload.ParseTrace([]byte(small))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []work.Step{
-		{Request: 0, Stored: []work.Run{{First: 0, Blocks: 8}}},
-		{Request: 1, Removed: []uint32{4, 5}, Stored: []work.Run{{First: 4, Blocks: 4}}},
-		{Request: 2, Removed: []uint32{6, 7}, Stored: []work.Run{{First: 4, Blocks: 2}}},
+	want := []workload.Step{
+		{Request: 0, Stored: []workload.Run{{First: 0, Blocks: 8}}},
+		{Request: 1, Removed: []uint32{4, 5}, Stored: []workload.Run{{First: 4, Blocks: 4}}},
+		{Request: 2, Removed: []uint32{6, 7}, Stored: []workload.Run{{First: 4, Blocks: 2}}},
 	}
 	got := trace.Steps(1, 10)
 	// Blocks 4 and 5 come back; to make room 6 and 7 leave, and come back themselves.
-	want[2].Stored, want[2].Removed = []work.Run{{First: 4, Blocks: 4}}, []uint32{6, 7, 8, 9}
+	want[2].Stored, want[2].Removed = []workload.Run{{First: 4, Blocks: 4}}, []uint32{6, 7, 8, 9}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
 }
 
 func TestAnswersOfASmallTrace(t *testing.T) {
-	trace, err := work.ParseTrace([]byte(small))
+	trace, err := workload.ParseTrace([]byte(small))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,13 +69,13 @@ func TestAnswersOfASmallTrace(t *testing.T) {
 }
 
 func TestAnIDWithTwoParentsIsRefused(t *testing.T) {
-	if _, err := work.ParseTrace([]byte(small + `{"timestamp": 3, "hash_ids": [2, 1]}`)); err == nil {
+	if _, err := workload.ParseTrace([]byte(small + `{"timestamp": 3, "hash_ids": [2, 1]}`)); err == nil {
 		t.Error("no error")
 	}
 }
 
 func TestCopiesHaveNoNameInCommon(t *testing.T) {
-	trace, err := work.ParseTrace([]byte(small))
+	trace, err := workload.ParseTrace([]byte(small))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,10 +1,10 @@
-package work_test
+package workload_test
 
 import (
 	"bytes"
 	"testing"
 
-	"kvstrata/bench/work"
+	"kvstrata/bench/workload"
 	"kvstrata/event"
 	"kvstrata/event/resident"
 	"kvstrata/subscriber"
@@ -14,12 +14,12 @@ import (
 func TestPayloadsAreWhatTheProtocolSays(t *testing.T) {
 	const pods, messages = 3, 300
 	for _, tt := range []struct {
-		shape    work.Shape
+		shape    workload.Shape
 		resident uint64 // blocks of a pod afterwards
 	}{
-		{work.Prefill64, 64 * messages},
-		{work.Decode1, 32 * messages},
-		{work.Churn, 32 * 256},
+		{workload.Prefill64, 64 * messages},
+		{workload.Decode1, 32 * messages},
+		{workload.Churn, 32 * 256},
 	} {
 		for _, asMaps := range []bool{false, true} {
 			dec := subscriber.NewDecoder(subscriber.DecoderConfig{})
@@ -28,7 +28,7 @@ func TestPayloadsAreWhatTheProtocolSays(t *testing.T) {
 				sets[p] = resident.New(resident.DefaultConfig())
 			}
 			events := 0
-			for i, p := range work.Payloads(tt.shape, pods, messages, asMaps) {
+			for i, p := range workload.Payloads(tt.shape, pods, messages, asMaps) {
 				b := event.Batch{First: event.Seq(i), Last: event.Seq(i)}
 				if err := dec.Decode(p.Data, &b); err != nil {
 					t.Fatalf("%v: %v", tt.shape, err)
@@ -57,7 +57,7 @@ func TestPayloadsAreWhatTheProtocolSays(t *testing.T) {
 }
 
 func TestPayloadsAreTheSameEachTime(t *testing.T) {
-	a, b := work.Payloads(work.Churn, 2, 260, false), work.Payloads(work.Churn, 2, 260, false)
+	a, b := workload.Payloads(workload.Churn, 2, 260, false), workload.Payloads(workload.Churn, 2, 260, false)
 	for i := range a {
 		if !bytes.Equal(a[i].Data, b[i].Data) {
 			t.Fatalf("message %d differs", i)
