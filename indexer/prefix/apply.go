@@ -34,7 +34,7 @@ func (x *Index) Apply(_ context.Context, m *event.Message) (event.Digest, error)
 		if i == len(m.Batches)-1 || err != nil {
 			s.refresh()
 		}
-		x.version.Add(1)
+		x.publish()
 		if i == len(m.Batches)-1 || err != nil {
 			x.told(s)
 		}
@@ -148,7 +148,7 @@ func (h *shelf) appendLines(lines []unsafe.Pointer, ev *event.Event, from, n int
 		if hash, ok := b.Hash.Int(); ok {
 			lines = h.blocks.AppendLines(lines, hash)
 		}
-		if h.forest != nil {
+		if h.forest != nil && (h.forest.dense || from+i == 0) {
 			lines = h.forest.table.appendLines(lines, b.Prefix)
 		}
 	}
@@ -158,7 +158,7 @@ func (h *shelf) appendLines(lines []unsafe.Pointer, ev *event.Event, from, n int
 func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
 	news := resident.NoteGroup(&s.told, ev)
 	s.reshaped = s.reshaped || news
-	r := run{index: x, source: s, group: x.group(s, ev.Group), cut: variant{ev.BlockSize, ev.Eagle}}
+	r := run{index: x, source: s, group: x.group(s, ev.Group), cut: variant{ev.BlockSize, ev.Eagle}, before: unknownBefore}
 	if reason := r.overBound(); reason != "" {
 		return &resident.InvariantError{Seq: b.First, Hash: ev.Parent, Reason: reason}
 	}
@@ -168,12 +168,12 @@ func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
 		r.adopt()
 	}
 	if !ev.HasParent {
-		r.depth = 1
+		r.begins()
 	} else if h, id := r.group.named(ev.Parent); h != nil {
-		depth := h.forest.depth(id)
-		r.depth = deeper(depth)
+		r.goesOn(h.forest, id)
 		if len(ev.Blocks) > 0 && ev.Blocks[0].Effect != 0 {
-			x.parents = append(x.parents, parent{hotKey{s.model, h.forest.prefix(id), h.forest.cut}, uint32(depth)})
+			key := hotKey{s.model, h.forest.prefix(id), h.forest.cut}
+			x.parents = append(x.parents, parent{key, uint32(h.forest.depth(id)), h.forest, id})
 		}
 	}
 	for i := range ev.Blocks {
@@ -183,12 +183,13 @@ func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
 		if ev.Unrooted {
 			prefix = 0
 		}
-		depth := r.depth
-		if prefix == 0 {
+		depth, isTold := r.depth, prefix != 0
+		if !isTold {
 			if prefix = r.borrowed(bl.Hash); prefix != 0 {
 				r.depth = 0 // a run without a name tells no depth
 			}
 		}
+		r.id = 0
 		if prefix != 0 && !x.cfg.Shard.Holds(prefix) { // another index's, of which only the digest is this one's, too
 			r.drop(bl.Hash)
 			if bl.Effect > 0 {
@@ -202,7 +203,10 @@ func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
 			r.name(bl.Hash, prefix)
 		}
 		r.lend(bl.Hash)
-		r.depth = deeper(depth)
+		r.depth, r.before, r.known = deeper(depth), unknownBefore, 0
+		if isTold && i+1 < len(ev.Blocks) {
+			r.passed(bl.Hash, prefix)
+		}
 	}
 	return nil
 }
@@ -222,6 +226,9 @@ type run struct {
 	group  *group
 	cut    variant
 	depth  uint16  // of the next block; 0 = unknown
+	before uint32  // number of the block that the next one continues, or what else is known of that
+	known  uint32  // number of the next block, where that is known; 0 = unknown
+	id     uint32  // number of the block that was entered last
 	forest *forest // of the cut
 
 	told    []event.GroupInfo // of the source
@@ -241,12 +248,54 @@ func (r *run) overBound() string {
 	return ""
 }
 
+// begins notes that the next block has no parent. A store's blocks are told one by one, without the parents that they have.
+func (r *run) begins() {
+	r.depth, r.before = 1, nothingBefore
+	if r.source.name.Origin != event.Engine {
+		r.before = unknownBefore
+	}
+}
+
+// goesOn notes what the next block continues.
+func (r *run) goesOn(f *forest, id uint32) {
+	r.depth = deeper(f.depth(id))
+	if f.cut == r.cut {
+		r.before = id
+	}
+}
+
+// passed notes that a block of the run was applied, which the next one continues.
+func (r *run) passed(hash event.BlockHash, prefix event.PrefixHash) {
+	f, id := r.forest, r.id
+	if id == 0 {
+		var h *shelf
+		if h, id = r.group.named(hash); h == nil {
+			return
+		}
+		f = h.forest
+	}
+	if f.cut == r.cut && f.prefix(id) == prefix {
+		r.before = id
+	}
+}
+
 // here returns the forest of the run's own cut.
 func (r *run) here() *forest {
 	if r.forest == nil {
 		r.forest = r.index.forest(r.source.model, r.cut)
 	}
 	return r.forest
+}
+
+// enter returns the number of the next block.
+func (r *run) enter(prefix event.PrefixHash) uint32 {
+	f := r.here()
+	if r.known != 0 {
+		r.id = f.again(f.resolve(r.known))
+	} else {
+		r.id = f.enter(prefix, r.before, r.depth)
+	}
+	return r.id
 }
 
 // rise adds a copy of a block to a tier, with a name unless that is 0.
@@ -268,10 +317,11 @@ func (r *run) add(tier uint16, hash event.BlockHash, prefix event.PrefixHash) {
 		if n, isInt := hash.Int(); isInt && h.tier == tier && h.forest == r.here() {
 			id := h.blocks.Entry(n)
 			if *id != 0 {
+				r.id = h.forest.resolve(*id)
 				h.again(hash, 1)
 				return
 			}
-			*id = h.forest.enter(prefix, r.depth)
+			*id = r.enter(prefix)
 			h.copies++
 			r.index.join(h, *id)
 			r.index.went(rose, h, hash, *id)
@@ -295,8 +345,7 @@ func (r *run) add(tier uint16, hash event.BlockHash, prefix event.PrefixHash) {
 		}
 	}
 	if prefix != 0 {
-		f = r.here()
-		id = f.enter(prefix, r.depth)
+		f, id = r.here(), r.enter(prefix)
 	}
 	if f != nil && f.moving && f.chunk(id).leaving { // the hand may have passed the shelf that it is put on
 		id = f.move(id)
@@ -320,7 +369,7 @@ func (r *run) name(hash event.BlockHash, prefix event.PrefixHash) {
 		h.copies -= uint64(more)
 		h.take(hash)
 		to := r.index.shelf(r.source, r.group, h.tier, r.here())
-		id := to.forest.enter(prefix, r.depth)
+		id := r.enter(prefix)
 		to.put(hash, id)
 		to.again(hash, more)
 		r.index.join(to, id)

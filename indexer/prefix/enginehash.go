@@ -167,14 +167,15 @@ func (u *unnamed) at(i int) (tier uint16, held bool) {
 
 // coverUnnamed goes on behind c, what the group holds by name from the first block on (nil for nothing), as long as it holds the
 // next block by engine hash or by name. A block with a name needs no more: its engine hash leads to the same record.
-func (x *Index) coverUnnamed(u *unnamed, c *cover, f *forest, prefixes []event.PrefixHash) *cover {
+func (x *Index) coverUnnamed(r *Request, u *unnamed, c *cover, f *forest, prefixes []event.PrefixHash) *cover {
 	if c == nil {
 		c = &cover{key: u.key}
 	}
+	way := x.trail(r, f, prefixes)
 	for i := c.len(); i < len(prefixes); i++ {
 		tier, held := u.at(i)
 		isNamed := false
-		for _, h := range x.holders(f, prefixes[i]) {
+		for _, h := range way.holders(i) {
 			if h.lane != u.key.lane {
 				continue
 			}

@@ -181,8 +181,9 @@ func (e *explaining) find() {
 	}
 	for v := range e.cuts {
 		e.cuts[v] = x.prefixes(r, v)
-		for i, p := range e.cuts[v] {
-			for h := range x.places(e.model, v, p) {
+		way := x.trail(r, e.model.forest(v), e.cuts[v])
+		for i := range e.cuts[v] {
+			for h := range way.places(i) {
 				e.enter(groupKey{h.source, h.group, v}, i, h.tier)
 			}
 			for _, u := range unnamed[v] {
@@ -248,11 +249,13 @@ func (e *explaining) lead(v variant, seed uint64) map[uint32]int {
 		window++
 	}
 	lead := make(map[uint32]int)
+	way := trail{index: e.index, forest: e.model.forest(v)}
 	var parent event.PrefixHash
 	for i, at := 0, 0; v.blockSize > 0 && at+window <= len(tokens); i, at = i+1, at+int(v.blockSize) {
 		parent = event.Chain(parent, event.LocalHash(tokens[at:at+window], seed))
+		way.prefixes = append(way.prefixes, parent)
 		reached := false
-		for h := range e.index.places(e.model, v, parent) {
+		for h := range way.places(i) {
 			if lead[h.source] == i {
 				lead[h.source], reached = i+1, true
 			}

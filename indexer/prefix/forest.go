@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"kvstrata/event"
+	"kvstrata/event/flat"
 )
 
 const (
@@ -20,7 +21,8 @@ type chunk struct {
 	owners   [chunkBlocks]uint32 // ids of owner sets; 0 = no block here
 	depths   [chunkBlocks]uint16 // blocks from the root, this one included; 0 = unknown
 	free     [chunkBlocks / 64]uint64
-	stamp    uint32 // the age in which a block here was stored or matched last
+	tabled   [chunkBlocks / 64]uint64 // places whose blocks are in the table, or were moved
+	stamp    uint32                   // the age in which a block here was stored or matched last
 	blocks   uint16
 	listed   bool // among the chunks with room
 	leaving  bool // its blocks are being moved elsewhere
@@ -34,6 +36,11 @@ const roomy = chunkBlocks / 4
 
 // forest is every block of a model that is cut in one way: the prefixes, each by a number, and who holds it. Prefixes with a
 // common beginning share its blocks.
+//
+// A block is in the table unless the place before its own holds the block that it continues: whoever comes along a prompt finds it there. So
+// the table has the beginnings of runs, and stays in the nearer caches. What leaves from the middle of a run puts the next block into the table.
+// Who asks for a block without the one before it searches all places; a forest where that happens too often is dense, with every block
+// in the table, until it happens no more.
 type forest struct {
 	cut      variant
 	table    *blockTable
@@ -42,18 +49,37 @@ type forest struct {
 	room     []uint32 // chunks with room
 	vacant   []uint32 // numbers of chunks that were given back
 	places   int      // in chunks that are not vacant
-	moving   bool     // some chunks are leaving
+	blocks   int
+	moving   bool // some chunks are leaving
 	renumber func(owners, from, to uint32)
 	at       uint32 // where the next block goes, if it is free
+	bare     uint32 // a block whose predecessor left, and that is not in the table yet; 0 = none
+
+	dense  bool
+	always bool // it stays dense
+	credit int  // places that may be searched before it becomes dense
+	kept   kept
 }
 
+// What a block continues, where that is no block's number.
+const (
+	nothingBefore = 0         // it begins a prompt
+	unknownBefore = 1<<32 - 1 // it is not known, or not here
+)
+
+// A search of all places is paid for by the blocks that were entered: each allows for so many places. A forest that has become dense is so until
+// as many blocks have been entered that it could be searched a number of times.
+const (
+	creditPerBlock = 16
+	sparseAgain    = 32 // searches
+)
+
 func newForest(cut variant, m *memory, seed uint64, renumber func(owners, from, to uint32)) *forest {
-	f := &forest{cut: cut, memory: m, table: newBlockTable(m, seed), renumber: renumber}
+	f := &forest{cut: cut, memory: m, table: newBlockTable(m, seed), renumber: renumber, credit: 1 << 16}
 	f.chunks.Store(new([]*chunk))
 	f.extend()
-	c := f.chunk(0)
-	c.free[0] &^= 1 // number 0 is none
-	c.blocks = 1
+	f.occupy(f.chunk(0), 0) // number 0 is none
+	f.chunk(0).tabled[0] |= 1
 	f.at = 1
 	return f
 }
@@ -62,7 +88,7 @@ func newForest(cut variant, m *memory, seed uint64, renumber func(owners, from, 
 func (f *forest) used() int64 { return int64(f.table.bytes) + int64(f.len()*chunkBytes/chunkBlocks) }
 
 // len returns how many blocks there are.
-func (f *forest) len() int { return f.table.len }
+func (f *forest) len() int { return f.blocks }
 
 func (f *forest) chunk(id uint32) *chunk { return (*f.chunks.Load())[id>>chunkBits] }
 
@@ -123,14 +149,9 @@ func (f *forest) claim() uint32 {
 			free &= ^uint64(0) << (i % 64)
 		}
 		if free != 0 {
-			at := w*64 + uint32(bits.TrailingZeros64(free))
-			c.free[w] &^= 1 << (at % 64)
-			c.blocks++
-			id := f.at&^(chunkBlocks-1) + at
-			f.at = id
-			if at < chunkBlocks-1 {
-				f.at++
-			}
+			id := f.at&^(chunkBlocks-1) + w*64 + uint32(bits.TrailingZeros64(free))
+			f.occupy(c, id)
+			f.at = min(id+1, id|(chunkBlocks-1))
 			return id
 		}
 	}
@@ -138,6 +159,28 @@ func (f *forest) claim() uint32 {
 		f.at = f.nextRoom()
 	}
 	return f.claim()
+}
+
+// claimBehind returns the place behind a block's own, 0 where that is not free.
+func (f *forest) claimBehind(before uint32) uint32 {
+	id := before + 1
+	i := id & (chunkBlocks - 1)
+	if before == nothingBefore || before == unknownBefore || i == 0 {
+		return 0
+	}
+	c := f.chunk(id)
+	if c.free[i/64]>>(i%64)&1 == 0 || c.leaving {
+		return 0
+	}
+	f.occupy(c, id)
+	return id
+}
+
+func (f *forest) occupy(c *chunk, id uint32) {
+	i := id & (chunkBlocks - 1)
+	c.free[i/64] &^= 1 << (i % 64)
+	c.tabled[i/64] &^= 1 << (i % 64)
+	c.blocks++
 }
 
 // nextRoom returns the first number of a chunk that has room.
@@ -155,40 +198,189 @@ func (f *forest) nextRoom() uint32 {
 }
 
 // enter returns the number of a prefix, made with a depth if it was not there.
-func (f *forest) enter(p event.PrefixHash, depth uint16) uint32 {
-	if id := f.table.find(p, f); id != 0 {
-		if f.moving && f.chunk(id).leaving {
-			id = f.move(id)
-		}
-		c := f.chunk(id)
-		if depth != 0 && c.depths[id&(chunkBlocks-1)] == 0 {
+func (f *forest) enter(p event.PrefixHash, before uint32, depth uint16) uint32 {
+	if id := f.find(p, before); id != 0 {
+		id = f.again(id)
+		if c := f.chunk(id); depth != 0 && c.depths[id&(chunkBlocks-1)] == 0 {
 			c.depths[id&(chunkBlocks-1)] = depth
 		}
-		f.use(c)
 		return id
 	}
-	id := f.claim()
+	id := f.claimBehind(before)
+	follows := id != 0
+	if !follows {
+		id = f.claim()
+	}
+	f.blocks++
+	if f.credit += creditPerBlock; f.credit > sparseAgain*f.places {
+		f.credit, f.dense = sparseAgain*f.places, f.always
+	}
 	c := f.chunk(id)
 	f.use(c)
 	atomic.StoreUint64(&c.prefixes[id&(chunkBlocks-1)], uint64(p))
 	c.depths[id&(chunkBlocks-1)] = depth
-	f.table.put(p, id, f)
+	if !follows || f.dense || f.kept.has(p) {
+		f.anchor(id)
+	}
 	return id
+}
+
+// again returns the number of a block that is there and is stored once more.
+func (f *forest) again(id uint32) uint32 {
+	if f.moving && f.chunk(id).leaving {
+		id = f.move(id)
+	}
+	f.use(f.chunk(id))
+	return id
+}
+
+// find returns the number of a prefix that continues a block, 0 when it is not there.
+func (f *forest) find(p event.PrefixHash, before uint32) uint32 {
+	f.settle()
+	if before != unknownBefore {
+		return f.after(before, p)
+	}
+	if id := f.table.find(p, f); id != 0 {
+		return id
+	}
+	return f.search(p)
+}
+
+// search looks for a block that is not in the table.
+func (f *forest) search(p event.PrefixHash) uint32 {
+	if f.always {
+		return 0
+	}
+	f.credit = max(f.credit, 0) - f.places
+	switch {
+	case f.dense:
+		return 0
+	case f.credit < 0:
+		f.fill()
+		return f.table.find(p, f)
+	}
+	id := f.scan(p)
+	if id != 0 {
+		f.anchor(id)
+	}
+	return id
+}
+
+// scan looks for a block at all places.
+func (f *forest) scan(p event.PrefixHash) uint32 {
+	for n, c := range *f.chunks.Load() {
+		for i := range c.prefixes {
+			if atomic.LoadUint64(&c.prefixes[i]) == uint64(p) && atomic.LoadUint32(&c.owners[i]) != moved {
+				return uint32(n<<chunkBits | i)
+			}
+		}
+	}
+	return 0
+}
+
+// anchorAll puts those of some blocks into the table that are there.
+func (f *forest) anchorAll(prefixes map[event.PrefixHash]bool) {
+	if f.dense {
+		return
+	}
+	var filter kept
+	for p := range prefixes {
+		filter.add(p)
+	}
+	for n, c := range *f.chunks.Load() {
+		for i, p := range c.prefixes {
+			if p := event.PrefixHash(p); filter.has(p) && prefixes[p] && c.owners[i] != moved {
+				f.anchor(uint32(n<<chunkBits | i))
+			}
+		}
+	}
+}
+
+// fill puts all blocks into the table.
+func (f *forest) fill() {
+	f.dense = true
+	f.settle()
+	var lines []unsafe.Pointer
+	for n, c := range *f.chunks.Load() {
+		if c == &nothing {
+			continue
+		}
+		for w := range c.free {
+			lines = lines[:0]
+			for rest := ^c.free[w] &^ c.tabled[w]; rest != 0; rest &= rest - 1 {
+				lines = f.table.appendLines(lines, event.PrefixHash(c.prefixes[w*64+bits.TrailingZeros64(rest)]))
+			}
+			flat.Prefetch(lines)
+			for rest := ^c.free[w] &^ c.tabled[w]; rest != 0; rest &= rest - 1 {
+				f.anchor(uint32(n<<chunkBits | w*64 + bits.TrailingZeros64(rest)))
+			}
+		}
+	}
+}
+
+// anchor puts a block into the table, if it is not there.
+func (f *forest) anchor(id uint32) {
+	c, i := f.chunk(id), id&(chunkBlocks-1)
+	if c.tabled[i/64]>>(i%64)&1 != 0 {
+		return
+	}
+	c.tabled[i/64] |= 1 << (i % 64)
+	f.table.put(event.PrefixHash(c.prefixes[i]), id, f)
+	if f.bare == id {
+		f.bare = 0
+	}
+}
+
+// settle puts the block into the table that has to be there since its predecessor left. Until something looks at the table, it may leave
+// itself: a run is evicted one block after the other.
+func (f *forest) settle() {
+	if f.bare != 0 {
+		f.anchor(f.bare)
+	}
+}
+
+// follows reports whether a place holds a block that only the one before it leads to.
+func (f *forest) follows(id uint32) bool {
+	i := id & (chunkBlocks - 1)
+	if i == 0 {
+		return false
+	}
+	c := f.chunk(id)
+	return (c.free[i/64]|c.tabled[i/64])>>(i%64)&1 == 0
 }
 
 // leave frees a block that nobody holds any more.
 func (f *forest) leave(id uint32) {
 	c := f.chunk(id)
 	i := id & (chunkBlocks - 1)
-	f.table.replace(event.PrefixHash(c.prefixes[i]), id, 0)
+	f.untable(id, 0)
 	atomic.StoreUint64(&c.prefixes[i], 0)
 	atomic.StoreUint32(&c.owners[i], 0)
 	c.free[i/64] |= 1 << (i % 64)
 	c.blocks--
+	f.blocks--
+	if f.follows(id+1) && f.bare != id+1 {
+		f.settle()
+		f.bare = id + 1
+	}
 	if !c.listed && !c.leaving && chunkBlocks-c.blocks >= roomy && id>>chunkBits != f.at>>chunkBits {
 		c.listed = true
 		f.room = append(f.room, id>>chunkBits)
 	}
+}
+
+// untable takes a block out of the table, or gives it another number there. It reports whether it was there.
+func (f *forest) untable(id, to uint32) bool {
+	if f.bare == id {
+		f.bare = 0
+		return false
+	}
+	c, i := f.chunk(id), id&(chunkBlocks-1)
+	if c.tabled[i/64]>>(i%64)&1 == 0 {
+		return false
+	}
+	f.table.replace(event.PrefixHash(c.prefixes[i]), id, to)
+	return true
 }
 
 // use notes that something in a chunk was stored or matched.
@@ -223,10 +415,18 @@ func (f *forest) move(id uint32) uint32 {
 	f.use(c)
 	atomic.StoreUint64(&c.prefixes[j], uint64(p))
 	atomic.StoreUint32(&c.owners[j], from.owners[i])
-	f.table.replace(p, id, to)
+	if f.untable(id, to) {
+		c.tabled[j/64] |= 1 << (j % 64)
+	} else {
+		f.anchor(to)
+	}
 	atomic.StoreUint64(&from.prefixes[i], uint64(to))
 	atomic.StoreUint32(&from.owners[i], moved)
+	from.tabled[i/64] |= 1 << (i % 64)
 	from.blocks--
+	if f.follows(id + 1) {
+		f.anchor(id + 1)
+	}
 	f.renumber(c.owners[j], id, to)
 	return to
 }

@@ -40,6 +40,8 @@ func (h *heat) at(now time.Time) float64 {
 type parent struct {
 	hotKey
 	blocks uint32
+	forest *forest
+	id     uint32 // in it, when the run was applied
 }
 
 // admitted is how many prefixes that are not watched yet it takes for one to be, once half of all places are taken: each decoded block
@@ -61,6 +63,9 @@ func (x *Index) heatUp(now time.Time) {
 			}
 			h = &heat{first: now, last: now}
 			x.hot[p.hotKey] = h
+			x.version.Add(1)
+			p.forest.keep(p.prefix, p.id)
+			x.version.Add(1)
 		}
 		h.score, h.last = h.at(now)+1, now
 		if p.blocks != 0 {
@@ -77,9 +82,16 @@ func (x *Index) coolDown(now time.Time) {
 	}
 	slices.Sort(scores)
 	median := scores[len(scores)/2]
+	for _, m := range *x.models.Load() {
+		for _, f := range *m.forests.Load() {
+			f.kept = nil
+		}
+	}
 	for k, h := range x.hot {
 		if h.at(now) <= median {
 			delete(x.hot, k)
+		} else {
+			k.model.forest(k.cut).kept.add(k.prefix)
 		}
 	}
 }

@@ -23,6 +23,8 @@ type Request struct {
 
 	Hashes    []event.PrefixHash `json:"prefix_hashes,omitempty"`
 	BlockSize uint32             `json:"block_size,omitempty"` // of the hashes; 0 = every block size is tried
+	// Anywhere says that the hashes may begin in the middle of a prompt. Such a lookup searches all blocks for the first one.
+	Anywhere bool `json:"anywhere,omitempty"`
 }
 
 // Answer lists the sources of a model, the longest reach first; of equal ones engines before connectors and stores, which serve
@@ -97,6 +99,9 @@ func (r *Request) Validate() error {
 	if r.BlockSize > 0 && len(r.Tokens) > 0 {
 		errs = append(errs, errors.New("block_size: goes with prefix_hashes; tokens are cut as each source cuts them"))
 	}
+	if r.Anywhere && len(r.Hashes) == 0 {
+		errs = append(errs, errors.New("anywhere: goes with prefix_hashes; tokens begin a prompt"))
+	}
 	if n := max(len(r.Tokens), len(r.Hashes)); n > maxPrompt {
 		errs = append(errs, fmt.Errorf("token_ids, prefix_hashes: %d of them; want %d at most", n, maxPrompt))
 	}
@@ -129,12 +134,12 @@ func (x *Index) Lookup(r *Request) (*Answer, error) {
 			smallest = v.blockSize
 		}
 		prefixes := asked.cut(v)
-		x.cover(f, v, prefixes, covers)
+		x.cover(r, f, v, prefixes, covers)
 		for _, u := range unnamed[v] {
-			covers[u.key] = x.coverUnnamed(u, covers[u.key], f, prefixes)
+			covers[u.key] = x.coverUnnamed(r, u, covers[u.key], f, prefixes)
 		}
 		if beyond != nil {
-			beyond.walk(x, f, v, prefixes)
+			beyond.walk(x, r, f, v, prefixes)
 		}
 	}
 	a := &Answer{Model: r.Model, Blocks: len(r.Hashes), Tokens: len(r.Tokens), Matches: []Match{}}
@@ -236,12 +241,12 @@ func (c *cover) from(i int) []coverRun {
 }
 
 // cover goes along a prompt, and stops at the first block that nobody holds together with all before it.
-func (x *Index) cover(f *forest, v variant, prefixes []event.PrefixHash, covers map[coverKey]*cover) {
+func (x *Index) cover(r *Request, f *forest, v variant, prefixes []event.PrefixHash, covers map[coverKey]*cover) {
 	if f == nil {
 		return
 	}
 	shelves := *x.shelves.Load()
-	w := walker{forest: f, owners: x.owners}
+	w := walker{forest: f, owners: x.owners, hint: f.start(r, prefixes)}
 	var held []*cover
 	for i := 0; i < len(prefixes); {
 		to, set := w.next(prefixes, i)

@@ -63,6 +63,7 @@ func (m *memory) giveChunk(c *chunk) {
 		c.depths[i] = 0
 	}
 	clear(c.free[:])
+	clear(c.tabled[:])
 	c.blocks, c.listed, c.leaving = 0, false, false
 	atomic.StoreUint32(&c.stamp, 0)
 	m.slabs.giveBack(unsafe.Slice((*byte)(unsafe.Pointer(c)), chunkBytes))

@@ -405,7 +405,7 @@ func drawRequests(t *rapid.T) []*prefix.Request {
 					&prefix.Request{Model: model, Cluster: cluster, LoRA: lora, Salt: salt, Tokens: tokens})
 			}
 			cut.lora, cut.salt = lora, salt
-			all = append(all, &prefix.Request{Model: model, Hashes: cut.hashes()[skip:], BlockSize: named})
+			all = append(all, &prefix.Request{Model: model, Hashes: cut.hashes()[skip:], BlockSize: named, Anywhere: skip > 0})
 		}
 	}
 	return all

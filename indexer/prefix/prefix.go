@@ -72,6 +72,7 @@ type Index struct {
 	hot         map[hotKey]*heat
 	passed      uint64   // prefixes that were not admitted to hot, or were
 	parents     []parent // of the batch that is being applied
+	bared       *forest  // in which a block has to be put into the table
 	fetch       fetch
 	asked       asked
 	service     service
@@ -160,8 +161,17 @@ func (x *Index) begin() {
 }
 
 func (x *Index) end() {
-	x.version.Add(1)
+	x.publish()
 	x.mu.Unlock()
+}
+
+// publish has readers see what changed.
+func (x *Index) publish() {
+	if x.bared != nil {
+		x.bared.settle()
+		x.bared = nil
+	}
+	x.version.Add(1)
 }
 
 // source returns a source's entry, made at its first appearance. The caller holds the write lock.
@@ -214,6 +224,7 @@ func (x *Index) forest(m *model, cut variant) *forest {
 		return f
 	}
 	f := newForest(cut, x.memory, x.seed, x.renumber)
+	f.dense, f.always = !x.cfg.Shard.Whole(), !x.cfg.Shard.Whole() // a shard is not asked along whole prompts
 	more := append(slices.Clone(*m.forests.Load()), f)
 	m.forests.Store(&more)
 	return f
@@ -243,12 +254,16 @@ func (s *source) group(told event.Group) *group {
 	return nil
 }
 
-// holders returns the shelves that have a block.
+// holders returns the shelves that have a block, which has to be in the table.
 func (x *Index) holders(f *forest, p event.PrefixHash) []*shelf {
 	if f == nil {
 		return nil
 	}
-	id := f.table.find(p, f)
+	return x.holdersOf(f, f.table.find(p, f))
+}
+
+// holdersOf returns the shelves that have the block of a number; none for 0.
+func (x *Index) holdersOf(f *forest, id uint32) []*shelf {
 	if id == 0 {
 		return nil
 	}

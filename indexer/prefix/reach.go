@@ -200,14 +200,15 @@ func (s *source) prefixGroups() []event.GroupInfo {
 }
 
 // walk fills the lanes of one way of cutting, up to the first block that is in none of them.
-func (a *reaches) walk(x *Index, f *forest, v variant, prefixes []event.PrefixHash) {
+func (a *reaches) walk(x *Index, r *Request, f *forest, v variant, prefixes []event.PrefixHash) {
 	bySource := a.lanes[v]
 	if bySource == nil {
 		return
 	}
+	way := x.trail(r, f, prefixes)
 	for i := range prefixes {
 		reached := false
-		for _, h := range x.holders(f, prefixes[i]) {
+		for _, h := range way.holders(i) {
 			for _, l := range bySource[h.source.id] {
 				if !slices.Contains(l.groups, h.group.Index()) {
 					continue

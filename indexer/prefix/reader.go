@@ -105,7 +105,7 @@ func (r *Reader) read(m *model, req *Request) bool {
 		case req.BlockSize != 0 && req.BlockSize != f.cut.blockSize:
 			continue
 		}
-		if !r.walk(f, prefixes) {
+		if !r.walk(req, f, prefixes) {
 			return false
 		}
 		for i := range r.lanes {
@@ -130,10 +130,10 @@ func (r *Reader) begins(f *forest, req *Request) bool {
 }
 
 // walk finds how much of a prompt each lane of a forest holds, and reports whether what it read made sense.
-func (r *Reader) walk(f *forest, prefixes []event.PrefixHash) bool {
+func (r *Reader) walk(req *Request, f *forest, prefixes []event.PrefixHash) bool {
 	r.lanes = r.lanes[:0]
 	shelves := *r.index.shelves.Load()
-	w := walker{forest: f, owners: r.index.owners}
+	w := walker{forest: f, owners: r.index.owners, hint: f.start(req, prefixes)}
 	for i := 0; i < len(prefixes); {
 		to, set := w.next(prefixes, i)
 		if set == nil {

@@ -1,11 +1,11 @@
 package prefix
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"unsafe"
 
 	"kvstrata/event"
@@ -21,6 +21,9 @@ func (x *Index) Restore(_ context.Context, object io.Reader) (*event.Checkpoint,
 		return nil, err
 	}
 	in.flush()
+	if err == nil {
+		in.enterLate()
+	}
 	if err = in.finish(cp, err); err != nil {
 		return nil, err
 	}
@@ -33,7 +36,8 @@ type intake struct {
 	source  *source
 	room    source // what becomes the source's
 	rows    []event.Entry
-	groups  []*group // by number
+	late    []event.Entry // rows that came before their parents, or have none here
+	groups  []*group      // by number
 	seen    seeds
 	refused string // what there is too much of
 	done    func() // tells the service how it ended
@@ -94,7 +98,16 @@ func (in *intake) flush() {
 	in.index.begin()
 	defer in.index.end()
 	for i := range in.rows {
-		in.enter(&in.rows[i])
+		r := in.run(&in.rows[i])
+		if r == nil {
+			continue
+		}
+		if r.before == unknownBefore && in.rows[i].Prefix != 0 && !r.here().dense {
+			in.late = append(in.late, in.rows[i])
+			in.late[len(in.late)-1].Hash, in.late[len(in.late)-1].Parent = in.rows[i].Hash.Clone(), in.rows[i].Parent.Clone()
+			continue
+		}
+		in.enter(r, &in.rows[i])
 	}
 	in.rows = in.rows[:0]
 }
@@ -108,19 +121,29 @@ func (in *intake) find(told event.Group) *group {
 	return nil
 }
 
-func (in *intake) enter(e *event.Entry) {
-	r := run{index: in.index, source: in.source, group: in.group(e.Group), cut: variant{e.BlockSize, e.Eagle}}
-	tier, ok := in.index.tierOf(&in.room, e.Tier)
-	if reason := r.overBound(); reason != "" || !ok {
-		in.refused = cmp.Or(reason, "more tiers than a source may have")
-		return
+// run returns where a row stands, nil where there is too much of something.
+func (in *intake) run(e *event.Entry) *run {
+	r := &run{index: in.index, source: in.source, group: in.group(e.Group), cut: variant{e.BlockSize, e.Eagle}, before: unknownBefore}
+	if reason := r.overBound(); reason != "" {
+		in.refused = reason
+		return nil
 	}
 	r.told, r.groups = in.room.told, in.groups
 	r.describe()
 	if !e.HasParent {
-		r.depth = 1
+		r.begins()
 	} else if h, id := r.group.named(e.Parent); h != nil {
-		r.depth = deeper(h.forest.depth(id))
+		r.goesOn(h.forest, id)
+	}
+	return r
+}
+
+// enter enters a row.
+func (in *intake) enter(r *run, e *event.Entry) {
+	tier, ok := in.index.tierOf(&in.room, e.Tier)
+	if !ok {
+		in.refused = "more tiers than a source may have"
+		return
 	}
 	prefix := e.Prefix
 	if prefix == 0 {
@@ -138,6 +161,76 @@ func (in *intake) enter(e *event.Entry) {
 		}
 	}
 	in.room.digest += event.Digest(e.Copies) * event.Mix64(e.Hash, e.Group, e.Tier)
+}
+
+// lateKey is what a row is called by the rows that continue it.
+type lateKey struct {
+	hash  event.BlockHash
+	group uint32
+}
+
+// enterLate enters the rows that wait, parents first. Those whose parents are not here may be anywhere: all places are searched once for all
+// of them.
+func (in *intake) enterLate() {
+	at := make(map[lateKey]int, len(in.late))
+	for i := range in.late {
+		at[lateKey{in.late[i].Hash, in.late[i].Group.Index()}] = i
+	}
+	var order, heads, path []int
+	seen := make([]bool, len(in.late))
+	for i := range in.late {
+		for j, more := i, true; more && !seen[j]; {
+			seen[j] = true
+			path = append(path, j)
+			e := &in.late[j]
+			if j, more = at[lateKey{e.Parent, e.Group.Index()}]; !e.HasParent || !more {
+				heads, path, more = append(heads, path[len(path)-1]), path[:len(path)-1], false
+			}
+		}
+		slices.Reverse(path)
+		order, path = append(order, path...), path[:0]
+	}
+	in.enterHeads(heads)
+	for len(order) > 0 {
+		n := min(len(order), sweepPiece)
+		in.index.begin()
+		for _, i := range order[:n] {
+			if r := in.run(&in.late[i]); r != nil {
+				in.enter(r, &in.late[i])
+			}
+		}
+		in.index.end()
+		order = order[n:]
+	}
+	in.late = nil
+}
+
+// enterHeads enters rows whose parents are not here.
+func (in *intake) enterHeads(heads []int) {
+	in.index.begin()
+	defer in.index.end()
+	runs := make([]*run, 0, len(heads))
+	wanted := make(map[*forest]map[event.PrefixHash]bool)
+	for _, i := range heads {
+		r := in.run(&in.late[i])
+		runs = append(runs, r)
+		if r == nil {
+			continue
+		}
+		if wanted[r.here()] == nil {
+			wanted[r.here()] = make(map[event.PrefixHash]bool)
+		}
+		wanted[r.here()][in.late[i].Prefix] = true
+	}
+	for f, prefixes := range wanted {
+		f.anchorAll(prefixes)
+	}
+	for n, i := range heads {
+		if r := runs[n]; r != nil {
+			r.before = nothingBefore // what is there is in the table now
+			in.enter(r, &in.late[i])
+		}
+	}
 }
 
 // errUnsound says that a checkpoint contradicts itself.

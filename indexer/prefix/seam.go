@@ -98,11 +98,11 @@ type place struct {
 	tier   event.Tier
 }
 
-// places yields who holds a prefix, under one way of cutting.
-func (x *Index) places(m *model, v variant, p event.PrefixHash) iter.Seq[place] {
+// places yields who holds block i of a prompt. It is asked for blocks in ascending order.
+func (t *trail) places(i int) iter.Seq[place] {
 	return func(yield func(place) bool) {
-		for _, h := range x.holders(m.forest(v), p) {
-			if !yield(place{h.source.id, h.group.Index(), x.tiers[h.tier]}) {
+		for _, h := range t.holders(i) {
+			if !yield(place{h.source.id, h.group.Index(), t.index.tiers[h.tier]}) {
 				return
 			}
 		}

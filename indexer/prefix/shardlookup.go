@@ -17,6 +17,8 @@ type ShardRequest struct {
 	Model   string `json:"model"`
 	Cluster string `json:"cluster,omitempty"` // empty = all
 	Cuts    []Cut  `json:"cuts,omitempty"`
+	// Anywhere says that the first block may not be a prompt's, as in a [Request].
+	Anywhere bool `json:"anywhere,omitempty"`
 }
 
 // Cut is a prompt under one way of cutting it into blocks, as far as it falls to a shard.
@@ -154,7 +156,8 @@ func (x *Index) LookupShard(r *ShardRequest) (*ShardAnswer, error) {
 		a.Sources = append(a.Sources, one)
 	}
 	for i := range r.Cuts {
-		w.walk(x, m.forest(variant{r.Cuts[i].BlockSize, r.Cuts[i].Eagle}), i)
+		way := x.trail(&Request{Anywhere: r.Anywhere}, m.forest(variant{r.Cuts[i].BlockSize, r.Cuts[i].Eagle}), r.Cuts[i].Hashes)
+		w.walk(&way, i)
 	}
 	for i := range a.Sources {
 		w.finish(&a.Sources[i])
@@ -235,10 +238,10 @@ func (w *shardWalk) add(s *source, cut int, holes bool, groups ...uint32) {
 }
 
 // walk fills the lanes of one cut, up to the first block that none of them goes on with.
-func (w *shardWalk) walk(x *Index, f *forest, cut int) {
-	for i, p := range w.cuts[cut].Hashes {
+func (w *shardWalk) walk(way *trail, cut int) {
+	for i := range w.cuts[cut].Hashes {
 		reached := false
-		for _, h := range x.holders(f, p) {
+		for _, h := range way.holders(i) {
 			for _, l := range w.lanes[cut][h.source.id] {
 				if (l.holes || len(l.ranks) >= i) && slices.Contains(l.groups, h.group.Index()) {
 					l.set(i, w.ranks[h.tier])

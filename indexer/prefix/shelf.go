@@ -188,8 +188,19 @@ func (x *Index) part(h *shelf, id uint32) {
 	set := x.owners.without(old, h.id)
 	x.owners.move(old, set)
 	if set == nil {
-		h.forest.leave(id)
+		x.leave(h.forest, id)
 		return
 	}
 	atomic.StoreUint32(slot, set.id)
+}
+
+// leave frees a block that nobody holds any more.
+func (x *Index) leave(f *forest, id uint32) {
+	f.leave(id)
+	if f.bare != 0 && x.bared != f {
+		if x.bared != nil {
+			x.bared.settle()
+		}
+		x.bared = f
+	}
 }

@@ -31,7 +31,8 @@ func (r *run) describe() {
 	}
 }
 
-// borrowed returns the name that a block has in another group of the source, 0 when it has none there or may not take it.
+// borrowed returns the name that a block has in another group of the source, 0 when it has none there or may not take it. The run
+// then knows its number.
 func (r *run) borrowed(hash event.BlockHash) event.PrefixHash {
 	if !r.borrows {
 		return 0
@@ -45,6 +46,7 @@ func (r *run) borrowed(hash event.BlockHash) event.PrefixHash {
 				continue
 			}
 			if id := h.get(hash); id != 0 {
+				r.known = id
 				return h.forest.prefix(id)
 			}
 		}
@@ -57,20 +59,25 @@ func (r *run) adopt() {
 	if !r.borrows {
 		return
 	}
-	names := make(map[event.BlockHash]event.PrefixHash)
+	type known struct {
+		prefix event.PrefixHash
+		id     uint32
+	}
+	names := make(map[event.BlockHash]known)
 	for _, h := range r.group.shelves {
 		if h.forest != nil {
 			continue
 		}
 		for hash := range h.each {
 			if prefix := r.borrowed(hash); prefix != 0 {
-				names[hash] = prefix
+				names[hash] = known{prefix, r.known}
 			}
 		}
 	}
-	to := run{index: r.index, source: r.source, group: r.group, cut: r.cut}
-	for hash, prefix := range names {
-		to.name(hash, prefix)
+	r.known = 0
+	for hash, name := range names {
+		to := run{index: r.index, source: r.source, group: r.group, cut: r.cut, known: name.id}
+		to.name(hash, name.prefix)
 	}
 }
 
@@ -92,7 +99,7 @@ func (r *run) lend(hash event.BlockHash) {
 		if n < 0 {
 			continue
 		}
-		to := run{index: r.index, source: r.source, group: r.groups[n], cut: from.forest.cut, forest: from.forest}
+		to := run{index: r.index, source: r.source, group: r.groups[n], cut: from.forest.cut, forest: from.forest, known: id}
 		to.name(hash, from.forest.prefix(id))
 	}
 }
@@ -118,9 +125,11 @@ type window struct {
 	index    *Index
 	size     int // tokens a block
 	blocks   int // at the end of a prefix
+	request  *Request
 	prefixes []event.PrefixHash
-	forest   *forest // nil: no block of this cut has a name
-	own      *group  // nil: it holds nothing
+	numbers  []uint32 // of the prompt's blocks; 0 = not there
+	forest   *forest  // nil: no block of this cut has a name
+	own      *group   // nil: it holds nothing
 	unnamed  *unnamed
 }
 
@@ -152,7 +161,7 @@ func (x *Index) usable(s *source, p *prompts, step, most int) int {
 		}
 		v := variant{g.BlockSize, g.Eagle}
 		w := window{
-			index: x, size: int(g.BlockSize), blocks: n, prefixes: p.cut(v), forest: s.model.forest(v), own: s.group(g.Group),
+			index: x, size: int(g.BlockSize), blocks: n, request: p.request, prefixes: p.cut(v), forest: s.model.forest(v), own: s.group(g.Group),
 		}
 		if w.own != nil && s.recipe.Scheme != 0 && len(p.request.Tokens) > 0 &&
 			slices.ContainsFunc(w.own.shelves, func(h *shelf) bool { return h.forest == nil && h.len() > 0 }) {
@@ -195,14 +204,9 @@ func (w *window) holds(i int) bool {
 	if w.own == nil {
 		return false
 	}
-	if w.forest != nil {
-		if id := w.forest.table.find(w.prefixes[i], w.forest); id != 0 {
-			shelves := *w.index.shelves.Load()
-			for _, n := range w.index.owners.at(w.forest.owners(id)).shelves {
-				if h := shelves[n]; h.lane == w.own.lane && h.shown.Load() {
-					return true
-				}
-			}
+	for _, h := range w.index.holdersOf(w.forest, w.number(i)) {
+		if h.lane == w.own.lane {
+			return true
 		}
 	}
 	if w.unnamed == nil {
@@ -210,4 +214,18 @@ func (w *window) holds(i int) bool {
 	}
 	_, held := w.unnamed.at(i)
 	return held
+}
+
+// number returns the number of a block of the prompt, 0 when nobody holds it.
+func (w *window) number(i int) uint32 {
+	if w.forest == nil {
+		return 0
+	}
+	if w.numbers == nil {
+		t := w.index.trail(w.request, w.forest, w.prefixes)
+		for j := range w.prefixes {
+			w.numbers = append(w.numbers, t.at(j))
+		}
+	}
+	return w.numbers[i]
 }

@@ -205,7 +205,9 @@ type question struct {
 func (g *Gather) question(r *prefix.Request, cuts []cut, parts []part) *question {
 	q := &question{cuts: cuts, blocks: make([]int, len(cuts)), requests: make([]prefix.ShardRequest, len(parts))}
 	for i := range parts {
-		q.requests[i] = prefix.ShardRequest{Shard: parts[i].shard, Model: r.Model, Cluster: r.Cluster, Cuts: make([]prefix.Cut, len(cuts))}
+		q.requests[i] = prefix.ShardRequest{
+			Shard: parts[i].shard, Model: r.Model, Cluster: r.Cluster, Anywhere: r.Anywhere, Cuts: make([]prefix.Cut, len(cuts)),
+		}
 	}
 	for c := range cuts {
 		hashes := g.hashes(r, cuts[c])
