@@ -148,8 +148,8 @@ func (h *shelf) appendLines(lines []unsafe.Pointer, ev *event.Event, from, n int
 		if hash, ok := b.Hash.Int(); ok {
 			lines = h.blocks.AppendLines(lines, hash)
 		}
-		if h.forest != nil && (h.forest.dense || from+i == 0) {
-			lines = h.forest.table.appendLines(lines, b.Prefix)
+		if h.forest != nil && (h.forest.dense || ev.Kind == event.Stored) {
+			lines = h.forest.table.appendLine(lines, b.Prefix)
 		}
 	}
 	return lines

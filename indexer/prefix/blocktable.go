@@ -307,3 +307,10 @@ func (p *tablePage) fill(old *tablePage, t *blockTable, f *forest, wanted func(h
 	}
 	return true
 }
+
+// appendLine appends the cache line that a lookup of a prefix looks at first.
+func (t *blockTable) appendLine(lines []unsafe.Pointer, p event.PrefixHash) []unsafe.Pointer {
+	h := t.hash(p)
+	first, _ := t.dir.Load().page(h).homes(h)
+	return append(lines, unsafe.Pointer(first))
+}
