@@ -231,6 +231,8 @@ type run struct {
 	id     uint32  // number of the block that was entered last
 	forest *forest // of the cut
 
+	tier    uint16 // that it is stored in
+	hasTier bool
 	told    []event.GroupInfo // of the source
 	groups  []*group          // of the source, as they are filled
 	borrows bool              // blocks without a name take the one that another group has for them
@@ -300,12 +302,13 @@ func (r *run) enter(prefix event.PrefixHash) uint32 {
 
 // rise adds a copy of a block to a tier, with a name unless that is 0.
 func (r *run) rise(b *event.Batch, ev *event.Event, hash event.BlockHash, prefix event.PrefixHash) error {
-	tier, ok := r.index.tierOf(r.source, ev.Tier)
-	if !ok {
-		return &resident.InvariantError{Seq: b.First, Hash: hash, Reason: "more tiers than a source may have"}
+	if !r.hasTier {
+		if r.tier, r.hasTier = r.index.tierOf(r.source, ev.Tier); !r.hasTier {
+			return &resident.InvariantError{Seq: b.First, Hash: hash, Reason: "more tiers than a source may have"}
+		}
 	}
 	r.source.digest += event.Mix64(hash, ev.Group, ev.Tier)
-	r.add(tier, hash, prefix)
+	r.add(r.tier, hash, prefix)
 	return nil
 }
 

@@ -2,13 +2,13 @@ package prefix
 
 import "kvstrata/event"
 
-// maxEvictions bounds the evictions that an index remembers, of all sources together: 2.5 MiB when full.
+// maxEvictions bounds the evictions that an index remembers, of all sources together: 2 MiB when full.
 const maxEvictions = 1 << 16
 
 // eviction is a block with a name that left a tier of a group.
 type eviction struct {
 	prefix event.PrefixHash
-	tier   event.Tier
+	tier   uint16
 	time   event.Time // when its subscriber received the batch; 0 = not told
 	source uint32
 	group  uint32

@@ -357,8 +357,8 @@ func (e *explaining) causes(st *stop) {
 	held, _ := e.at(st.key(), st.block)
 	list := e.evicted[st.evictedKey()]
 	for i := len(list) - 1; i >= 0; i-- {
-		if gone := list[i]; e.request.counts(gone.tier) {
-			st.Causes = append(st.Causes, Cause{Kind: WasEvicted, Group: group, Tiers: []event.Tier{gone.tier}, Time: millis(gone.time.Std())})
+		if tier := e.index.tiers[list[i].tier]; e.request.counts(tier) {
+			st.Causes = append(st.Causes, Cause{Kind: WasEvicted, Group: group, Tiers: []event.Tier{tier}, Time: millis(list[i].time.Std())})
 			break
 		}
 	}

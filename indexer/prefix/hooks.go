@@ -49,7 +49,7 @@ type move struct {
 	Tier      event.Tier
 }
 
-// The core calls these with the write lock held: reading before a batch is applied, moved for each step of a source's set,
+// The core calls these with the write lock held: reading before a batch is applied, went for each step of a block, emptied when all go,
 // reload around the reading of a checkpoint, and told whenever a source's life or state may have changed.
 
 // reading notes what is about to be applied.
@@ -62,32 +62,34 @@ func (x *Index) reading(s *source, b *event.Batch) {
 	}
 }
 
-// moved notes one step of a source's set.
-func (x *Index) moved(s *source, m move) {
+// emptied notes that every block of a source went.
+func (x *Index) emptied(s *source) {
 	if s.story.loading {
 		return
 	}
-	switch {
-	case m.kind == emptied:
-		s.story.since = x.cfg.Clock()
-	case m.kind == fell && m.Prefix != 0:
-		x.service.gone.add(eviction{source: s.id, group: m.Group.Index(), prefix: m.Prefix, tier: m.Tier, time: s.story.at})
-	}
+	s.story.since = x.cfg.Clock()
 	if x.service.watchers != nil {
-		x.service.watchers.moved(s, &m)
+		x.service.watchers.moved(s, &move{kind: emptied})
 	}
 }
 
 // went notes a step of a block on a shelf.
 func (x *Index) went(kind moveKind, h *shelf, hash event.BlockHash, id uint32) {
-	if x.service.watchers == nil && kind != fell {
+	s, f := h.source, h.forest
+	if s.story.loading {
+		return
+	}
+	if kind == fell && f != nil {
+		x.service.gone.add(eviction{prefix: f.prefix(id), time: s.story.at, source: s.id, group: h.group.Index(), tier: h.tier})
+	}
+	if x.service.watchers == nil {
 		return
 	}
 	m := move{kind: kind, Hash: hash, Group: h.group, Tier: x.tiers[h.tier]}
-	if f := h.forest; f != nil {
+	if f != nil {
 		m.Prefix, m.BlockSize, m.Eagle = f.prefix(id), f.cut.blockSize, f.cut.eagle
 	}
-	x.moved(h.source, m)
+	x.service.watchers.moved(s, &m)
 }
 
 // reload is called before a checkpoint is read, and what it returns afterwards, however that ended.

@@ -10,7 +10,7 @@ const sweepPiece = 64
 func (x *Index) clear(s *source) {
 	for h := range s.shelves {
 		if h.len() > 0 {
-			x.moved(s, move{kind: emptied})
+			x.emptied(s)
 			break
 		}
 	}
