@@ -46,12 +46,16 @@ type parent struct {
 
 // admitted is how many prefixes that are not watched yet it takes for one to be, once half of all places are taken: each decoded block
 // continues a prefix that nothing else does.
-const admitted = 8
+const admitted = 32
 
 // heatUp counts the prefixes that the runs of the last batch continue. The caller holds the write lock.
 func (x *Index) heatUp(now time.Time) {
-	for _, p := range x.parents {
-		h := x.hot[p.hotKey]
+	for i := range x.parents {
+		p := &x.parents[i]
+		var h *heat
+		if p.forest.kept.has(p.prefix) { // as all that are watched
+			h = x.hot[p.hotKey]
+		}
 		if h == nil {
 			if len(x.hot) >= maxHot/2 {
 				if x.passed++; x.passed%admitted != 0 {
