@@ -32,7 +32,7 @@ func (x *Index) Apply(_ context.Context, m *event.Message) (event.Digest, error)
 			s.doubt = err.Error()
 		}
 		if i == len(m.Batches)-1 || err != nil {
-			s.refresh()
+			x.refresh(s)
 		}
 		x.publish()
 		if i == len(m.Batches)-1 || err != nil {

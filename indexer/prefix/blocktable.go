@@ -48,6 +48,7 @@ type directory struct {
 type blockTable struct {
 	dir    atomic.Pointer[directory]
 	memory *memory
+	old    []*tablePage // replaced since the change was published: readers may be reading them
 	free   [tableSizes][][]tagBucket
 	len    int
 	bytes  int
@@ -90,6 +91,15 @@ func (t *blockTable) give(p *tablePage) {
 	}
 	t.free[p.size] = append(t.free[p.size], p.buckets)
 	t.bytes -= len(p.buckets) * int(unsafe.Sizeof(tagBucket{}))
+}
+
+// reap gives the pages back that were replaced.
+func (t *blockTable) reap() {
+	for _, p := range t.old {
+		t.give(p)
+	}
+	clear(t.old)
+	t.old = t.old[:0]
 }
 
 // hash spreads a prefix hash: they are evenly spread already, unless somebody made them.
@@ -233,7 +243,7 @@ func (t *blockTable) grow(h uint64, f *forest) {
 		page := &tablePage{buckets: t.take(uint8(size)), size: uint8(size), depth: old.depth}
 		if page.fill(old, t, f, nil) {
 			put(d.span(h, page.depth), page)
-			t.give(old)
+			t.old = append(t.old, old)
 			return
 		}
 		t.give(page)
@@ -262,7 +272,7 @@ func (t *blockTable) grow(h uint64, f *forest) {
 		}
 		put(part, page)
 	}
-	t.give(old)
+	t.old = append(t.old, old)
 }
 
 func put(span []atomic.Pointer[tablePage], page *tablePage) {

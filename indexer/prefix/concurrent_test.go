@@ -45,6 +45,18 @@ func TestReadersSeeWholeMessages(t *testing.T) {
 	for _, r := range []*prefix.Request{{Model: "m", Tokens: p.tokens}, {Model: "m", Hashes: p.hashes()}} {
 		read(func() error { return checkWhole(x, r, length) })
 	}
+	for _, r := range []*prefix.Request{{Model: "m", Tokens: p.tokens}, {Model: "m", Hashes: p.hashes()}} {
+		reader := x.NewReader()
+		read(func() error {
+			scores, err := reader.Scores(r)
+			for _, s := range scores {
+				if s.Blocks != length || s.DeviceBlocks != length {
+					return fmt.Errorf("%v: %d blocks, %d of them on the device", s.Source, s.Blocks, s.DeviceBlocks)
+				}
+			}
+			return err
+		})
+	}
 	read(func() error {
 		for _, s := range x.Sources() {
 			if n := len(s.Resident); n > 0 && s.Started && s.Resident[0].Blocks != whole(s.LastSeq, length) {

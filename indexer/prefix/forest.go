@@ -18,7 +18,8 @@ const (
 // chunk is a piece of a forest's blocks. Blocks that were stored in one run mostly lie one behind the other.
 type chunk struct {
 	prefixes [chunkBlocks]uint64
-	owners   [chunkBlocks]uint32 // ids of owner sets; 0 = no block here
+	owners   [chunkBlocks]uint32 // ids of owner sets, as readers see them; 0 = no block here
+	holders  [chunkBlocks]uint32 // the same, as they will be when the change is published
 	depths   [chunkBlocks]uint16 // blocks from the root, this one included; 0 = unknown
 	free     [chunkBlocks / 64]uint64
 	tabled   [chunkBlocks / 64]uint64 // places whose blocks are in the table, or were moved
@@ -28,7 +29,7 @@ type chunk struct {
 	leaving  bool // its blocks are being moved elsewhere
 }
 
-// moved stands in owners where a block was moved: its new number stands in prefixes.
+// moved stands in holders where a block was moved: its new number stands in prefixes.
 const moved = 1<<32 - 1
 
 // roomy is how many blocks must be free in a chunk before it is filled anew: runs broken up over many holes make slow lookups.
@@ -53,13 +54,19 @@ type forest struct {
 	moving   bool // some chunks are leaving
 	renumber func(owners, from, to uint32)
 	at       uint32 // where the next block goes, if it is free
-	bare     uint32 // a block whose predecessor left, and that is not in the table yet; 0 = none
+
+	changed []places // whose holders changed since it was published
+	left    []uint32 // blocks that nobody held any more at some moment since then
+	bare    uint32   // a block whose predecessor left, and that is not in the table yet; 0 = none
 
 	dense  bool
 	always bool // it stays dense
 	credit int  // places that may be searched before it becomes dense
 	kept   kept
 }
+
+// places are places one behind the other, in one chunk.
+type places struct{ first, n uint32 }
 
 // What a block continues, where that is no block's number.
 const (
@@ -289,7 +296,7 @@ func (f *forest) anchorAll(prefixes map[event.PrefixHash]bool) {
 	}
 	for n, c := range *f.chunks.Load() {
 		for i, p := range c.prefixes {
-			if p := event.PrefixHash(p); filter.has(p) && prefixes[p] && c.owners[i] != moved {
+			if p := event.PrefixHash(p); filter.has(p) && prefixes[p] && c.holders[i] != moved {
 				f.anchor(uint32(n<<chunkBits | i))
 			}
 		}
@@ -349,13 +356,49 @@ func (f *forest) follows(id uint32) bool {
 	return (c.free[i/64]|c.tabled[i/64])>>(i%64)&1 == 0
 }
 
+// hold gives a block other holders; 0 is none. Readers see them when the change is published.
+func (f *forest) hold(c *chunk, id, set uint32) {
+	c.holders[id&(chunkBlocks-1)] = set
+	if n := len(f.changed) - 1; n >= 0 && f.changed[n].first+f.changed[n].n == id && id&(chunkBlocks-1) != 0 {
+		f.changed[n].n++
+	} else {
+		f.changed = append(f.changed, places{id, 1})
+	}
+	if set == 0 {
+		f.left = append(f.left, id)
+	}
+}
+
+// commit shows readers who holds what.
+func (f *forest) commit() {
+	for _, p := range f.changed {
+		c, i := f.chunk(p.first), p.first&(chunkBlocks-1)
+		for j := i; j < i+p.n; j++ {
+			atomic.StoreUint32(&c.owners[j], c.holders[j])
+		}
+	}
+	f.changed = f.changed[:0]
+}
+
+// reap frees what readers do not find any more, except those that look at an older version.
+func (f *forest) reap() {
+	for _, id := range f.left {
+		c, i := f.chunk(id), id&(chunkBlocks-1)
+		if c.holders[i] == 0 && c.free[i/64]>>(i%64)&1 == 0 {
+			f.leave(id)
+		}
+	}
+	f.left = f.left[:0]
+	f.settle()
+	f.table.reap()
+}
+
 // leave frees a block that nobody holds any more.
 func (f *forest) leave(id uint32) {
 	c := f.chunk(id)
 	i := id & (chunkBlocks - 1)
 	f.untable(id, 0)
 	atomic.StoreUint64(&c.prefixes[i], 0)
-	atomic.StoreUint32(&c.owners[i], 0)
 	c.free[i/64] |= 1 << (i % 64)
 	c.blocks--
 	f.blocks--
@@ -398,14 +441,14 @@ func (f *forest) age(id uint32) uint32 {
 // resolve returns the number that a block has now.
 func (f *forest) resolve(id uint32) uint32 {
 	if f.moving {
-		if c := f.chunk(id); c.owners[id&(chunkBlocks-1)] == moved {
+		if c := f.chunk(id); c.holders[id&(chunkBlocks-1)] == moved {
 			return uint32(c.prefixes[id&(chunkBlocks-1)])
 		}
 	}
 	return id
 }
 
-// move gives a block of a chunk that is leaving another number.
+// move gives a block of a chunk that is leaving another number. Readers must not be reading.
 func (f *forest) move(id uint32) uint32 {
 	from, i := f.chunk(id), id&(chunkBlocks-1)
 	p := event.PrefixHash(from.prefixes[i])
@@ -414,7 +457,7 @@ func (f *forest) move(id uint32) uint32 {
 	c.depths[j] = from.depths[i]
 	f.use(c)
 	atomic.StoreUint64(&c.prefixes[j], uint64(p))
-	atomic.StoreUint32(&c.owners[j], from.owners[i])
+	f.hold(c, to, from.holders[i])
 	if f.untable(id, to) {
 		c.tabled[j/64] |= 1 << (j % 64)
 	} else {
@@ -422,12 +465,13 @@ func (f *forest) move(id uint32) uint32 {
 	}
 	atomic.StoreUint64(&from.prefixes[i], uint64(to))
 	atomic.StoreUint32(&from.owners[i], moved)
+	from.holders[i] = moved
 	from.tabled[i/64] |= 1 << (i % 64)
 	from.blocks--
 	if f.follows(id + 1) {
 		f.anchor(id + 1)
 	}
-	f.renumber(c.owners[j], id, to)
+	f.renumber(c.holders[j], id, to)
 	return to
 }
 

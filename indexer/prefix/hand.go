@@ -109,9 +109,10 @@ func (x *Index) wake() bool {
 	x.hand.over = work
 	for _, m := range *x.models.Load() {
 		for _, f := range *m.forests.Load() {
-			work = f.evacuate() || work
+			x.moving = f.evacuate() || x.moving
 		}
 	}
+	work = work || x.moving
 	if work && !x.hand.running {
 		x.hand = hand{running: true, over: x.hand.over, rows: x.hand.rows, oldest: x.hand.oldest}
 	}
@@ -155,7 +156,7 @@ func (x *Index) advance() (looked int) {
 			}
 			x.handle(h, &rows[i])
 		}
-		h.source.refresh()
+		x.refresh(h.source)
 		x.end()
 		rows = rows[n:]
 	}
@@ -265,6 +266,7 @@ func (x *Index) turn() {
 			f.vacate()
 		}
 	}
+	x.moving = false
 	x.hand.oldest = x.enough()
 	x.hand.running = false
 }

@@ -67,9 +67,7 @@ func (x *Index) heatUp(now time.Time) {
 			}
 			h = &heat{first: now, last: now}
 			x.hot[p.hotKey] = h
-			x.version.Add(1)
 			p.forest.keep(p.prefix, p.id)
-			x.version.Add(1)
 		}
 		h.score, h.last = h.at(now)+1, now
 		if p.blocks != 0 {

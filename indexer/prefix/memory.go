@@ -60,7 +60,7 @@ func (m *memory) giveChunk(c *chunk) {
 	for i := range c.prefixes {
 		atomic.StoreUint64(&c.prefixes[i], 0)
 		atomic.StoreUint32(&c.owners[i], 0)
-		c.depths[i] = 0
+		c.holders[i], c.depths[i] = 0, 0
 	}
 	clear(c.free[:])
 	clear(c.tabled[:])

@@ -31,6 +31,7 @@ func (o *ownerSet) isDead() bool { return o.blocks == 0 && !o.pinned }
 type ownerSets struct {
 	byID  atomic.Pointer[[]atomic.Pointer[ownerSet]]
 	bySum map[uint64][]*ownerSet
+	dead  []*ownerSet // since the change was published, unless they have blocks again
 	free  []uint32
 	next  uint32
 	words int // shelves in all sets
@@ -142,12 +143,25 @@ func (s *ownerSets) move(from, to *ownerSet) {
 	}
 }
 
-// release takes blocks away from a set, and forgets it after the last.
+// release takes blocks away from a set, which goes with the last one.
 func (s *ownerSets) release(o *ownerSet, blocks int) {
-	o.blocks -= blocks
-	if !o.isDead() {
-		return
+	if o.blocks -= blocks; o.isDead() {
+		s.dead = append(s.dead, o)
 	}
+}
+
+// reap forgets the sets that have no blocks: readers do not find them any more.
+func (s *ownerSets) reap() {
+	for _, o := range s.dead {
+		if o.isDead() && s.at(o.id) == o {
+			s.forget(o)
+		}
+	}
+	clear(s.dead)
+	s.dead = s.dead[:0]
+}
+
+func (s *ownerSets) forget(o *ownerSet) {
 	(*s.byID.Load())[o.id].Store(nil)
 	s.free = append(s.free, o.id)
 	s.words -= len(o.shelves)

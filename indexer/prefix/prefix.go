@@ -48,7 +48,8 @@ type Index struct {
 	hasher  event.Hasher
 	metrics metrics
 
-	// mu is held while something changes. version is odd meanwhile: a Reader does not wait for mu, and reads again if version moved.
+	// mu is held while something changes. version is odd while Readers could see a part of it: a Reader does not wait for mu, and reads
+	// again if version moved.
 	mu      sync.RWMutex
 	version atomic.Uint64
 
@@ -70,9 +71,11 @@ type Index struct {
 	unswept     atomic.Bool // there are any
 	tiers       []event.Tier
 	hot         map[hotKey]*heat
-	passed      uint64   // prefixes that were not admitted to hot, or were
-	parents     []parent // of the batch that is being applied
-	bared       *forest  // in which a block has to be put into the table
+	passed      uint64    // prefixes that were not admitted to hot, or were
+	parents     []parent  // of the batch that is being applied
+	touched     []*forest // that publish has something to do with
+	disturbed   bool      // version is odd
+	moving      bool      // some forest's chunks are leaving
 	fetch       fetch
 	asked       asked
 	service     service
@@ -154,10 +157,13 @@ func New(cfg Config) *Index {
 	return x
 }
 
-// begin begins a change, and end ends it. Readers see all of it or nothing.
+// begin begins a change, and end ends it. Readers see all of it or nothing. Who holds which block is prepared apart, and shown at the
+// end; what changes anything else that Readers look at calls disturb before.
 func (x *Index) begin() {
 	x.mu.Lock()
-	x.version.Add(1)
+	if x.moving {
+		x.disturb()
+	}
 }
 
 func (x *Index) end() {
@@ -165,13 +171,38 @@ func (x *Index) end() {
 	x.mu.Unlock()
 }
 
-// publish has readers see what changed.
-func (x *Index) publish() {
-	if x.bared != nil {
-		x.bared.settle()
-		x.bared = nil
+// disturb keeps Readers away until the change ends.
+func (x *Index) disturb() {
+	if !x.disturbed {
+		x.disturbed = true
+		x.version.Add(1)
 	}
+}
+
+// publish shows Readers what changed.
+func (x *Index) publish() {
+	if len(x.touched) == 0 && !x.disturbed {
+		return
+	}
+	x.disturb()
+	for _, f := range x.touched {
+		f.commit()
+	}
+	x.disturbed = false
 	x.version.Add(1)
+	for _, f := range x.touched {
+		f.reap()
+	}
+	x.touched = x.touched[:0]
+	x.owners.reap()
+}
+
+// touch notes that something in a forest is to be published.
+func (x *Index) touch(f *forest) {
+	if n := len(x.touched); n > 0 && x.touched[n-1] == f || slices.Contains(x.touched, f) {
+		return
+	}
+	x.touched = append(x.touched, f)
 }
 
 // source returns a source's entry, made at its first appearance. The caller holds the write lock.
@@ -190,7 +221,7 @@ func (x *Index) source(name event.Source) *source {
 	if name.Origin == event.Connector {
 		m.connectors = append(m.connectors, s)
 	}
-	s.refresh()
+	x.refresh(s)
 	return s
 }
 
@@ -313,7 +344,7 @@ func (x *Index) Tell(st *event.Status) {
 		x.reset(s)
 		s.epoch, s.started, s.seq, s.doubt = st.Epoch, false, 0, ""
 	}
-	s.refresh()
+	x.refresh(s)
 	x.told(s)
 	x.end()
 	x.tidy(0)
@@ -334,18 +365,22 @@ func (x *Index) Compared(name event.Source, agreed bool) {
 		s.differed++
 		s.doubt = "the digest differs from its publisher's"
 	}
-	s.refresh()
+	x.refresh(s)
 }
 
 // refresh brings what Readers look at up to date. The caller holds the write lock.
-func (s *source) refresh() {
-	s.answers.Store(s.status.State.Answers() && s.doubt == "" && !s.isDead())
+func (x *Index) refresh(s *source) {
+	if answers := s.status.State.Answers() && s.doubt == "" && !s.isDead(); answers != s.answers.Load() {
+		x.disturb()
+		s.answers.Store(answers)
+	}
 	s.heard.Store(max(s.toldAt.UnixNano(), s.appliedAt.UnixNano()))
 	if !s.reshaped {
 		return
 	}
 	s.reshaped = false
 	if crooked := s.isCrooked(); crooked != s.crooked {
+		x.disturb()
 		s.crooked = crooked
 		if crooked {
 			s.model.crooked.Add(1)

@@ -34,8 +34,22 @@ type laneScore struct {
 // NewReader returns a reader of the index. Any number of them read side by side.
 func (x *Index) NewReader() *Reader { return &Reader{index: x} }
 
-// tries is how often a Reader reads again, or lets the writer's batch pass, before it waits for the lock.
-const tries = 16
+// tries is how often a Reader reads again before it waits for the lock.
+const tries = 64
+
+// spins is how often a Reader looks whether a change is published before it lets others run.
+const spins = 256
+
+// calm returns the version, and whether nothing is being published.
+func (r *Reader) calm() (version uint64, calm bool) {
+	for range spins {
+		if version = r.index.version.Load(); version%2 == 0 {
+			return version, true
+		}
+	}
+	runtime.Gosched()
+	return version, false
+}
 
 // Scores returns how much of a prompt each source holds itself, in no order; one that holds nothing of it is not there. The slice is
 // valid until the next call.
@@ -49,9 +63,8 @@ func (r *Reader) Scores(req *Request) ([]Score, error) {
 		return nil, err
 	}
 	for range tries {
-		version := x.version.Load()
-		if version%2 != 0 {
-			runtime.Gosched()
+		version, calm := r.calm()
+		if !calm {
 			continue
 		}
 		if m.crooked.Load() > 0 {

@@ -254,10 +254,11 @@ func (in *intake) finish(cp *event.Checkpoint, err error) error {
 		if errors.Is(err, errUnsound) {
 			x.reset(s)
 			s.doubt = err.Error()
-			s.refresh()
+			x.refresh(s)
 		}
 		return err
 	}
+	x.disturb()
 	x.reset(s)
 	for _, g := range in.groups {
 		own := x.group(s, g.group)
@@ -271,7 +272,7 @@ func (in *intake) finish(cp *event.Checkpoint, err error) error {
 	s.epoch, s.fence, s.started, s.seq, s.doubt = cp.Epoch, cp.Fence, cp.Ledger.Started, cp.Seq, ""
 	s.assume(cp)
 	s.reshaped = true
-	s.refresh()
+	x.refresh(s)
 	return nil
 }
 

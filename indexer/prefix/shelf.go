@@ -154,11 +154,11 @@ func (x *Index) newShelf(s *source, g *group, tier uint16, f *forest) *shelf {
 
 // join makes a shelf an owner of a block.
 func (x *Index) join(h *shelf, id uint32) {
-	c := h.forest.chunk(id)
-	slot := &c.owners[id&(chunkBlocks-1)]
+	f := h.forest
+	c := f.chunk(id)
 	var old *ownerSet
-	if *slot != 0 {
-		old = x.owners.at(*slot)
+	if n := c.holders[id&(chunkBlocks-1)]; n != 0 {
+		old = x.owners.at(n)
 	}
 	set := x.owners.with(old, h.alone, h.id)
 	if set == old {
@@ -169,7 +169,8 @@ func (x *Index) join(h *shelf, id uint32) {
 		return
 	}
 	x.owners.move(old, set)
-	atomic.StoreUint32(slot, set.id)
+	x.touch(f)
+	f.hold(c, id, set.id)
 }
 
 // part ends a shelf's owning of a block by one of its hashes.
@@ -183,24 +184,14 @@ func (x *Index) part(h *shelf, id uint32) {
 			return
 		}
 	}
-	slot := &h.forest.chunk(id).owners[id&(chunkBlocks-1)]
-	old := x.owners.at(*slot)
-	set := x.owners.without(old, h.id)
+	f := h.forest
+	c := f.chunk(id)
+	old := x.owners.at(c.holders[id&(chunkBlocks-1)])
+	set, next := x.owners.without(old, h.id), uint32(0)
+	if set != nil {
+		next = set.id
+	}
 	x.owners.move(old, set)
-	if set == nil {
-		x.leave(h.forest, id)
-		return
-	}
-	atomic.StoreUint32(slot, set.id)
-}
-
-// leave frees a block that nobody holds any more.
-func (x *Index) leave(f *forest, id uint32) {
-	f.leave(id)
-	if f.bare != 0 && x.bared != f {
-		if x.bared != nil {
-			x.bared.settle()
-		}
-		x.bared = f
-	}
+	x.touch(f)
+	f.hold(c, id, next)
 }

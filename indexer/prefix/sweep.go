@@ -29,6 +29,7 @@ func (x *Index) reset(s *source) {
 
 // drop takes the shelves of a group away. Their blocks are taken out of the forests later, piece by piece.
 func (x *Index) drop(g *group) {
+	x.disturb()
 	for _, h := range g.shelves {
 		h.shown.Store(false)
 		x.swept = append(x.swept, h)

@@ -88,7 +88,7 @@ func (t *trail) holders(i int) []*shelf { return t.index.holdersOf(t.forest, t.a
 
 // after returns the number of the block behind another one in a prompt, 0 when it is not there.
 func (f *forest) after(last uint32, p event.PrefixHash) uint32 {
-	if next := last + 1; last != 0 && next&(chunkBlocks-1) != 0 && f.prefix(next) == p && f.owners(next) != moved {
+	if next := last + 1; last != 0 && next&(chunkBlocks-1) != 0 && f.prefix(next) == p && f.chunk(next).holders[next&(chunkBlocks-1)] != moved {
 		return next
 	}
 	return f.table.find(p, f)
