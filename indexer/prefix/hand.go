@@ -223,6 +223,7 @@ func (x *Index) handle(h *shelf, row *handRow) {
 	if !row.drop {
 		id := h.forest.resolve(row.id)
 		if h.forest.chunk(id).leaving {
+			x.touch(h.forest)
 			id = h.forest.move(id)
 		}
 		h.renumber(row.hash, id)

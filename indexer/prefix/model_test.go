@@ -288,6 +288,7 @@ func (w *world) step(t *rapid.T) {
 
 func (w *world) check(t *rapid.T) {
 	t.Helper()
+	sound(t, w.index)
 	for _, r := range drawRequests(t) {
 		got, err := w.index.Lookup(r)
 		if !w.oracle.serves(r.Model) {
