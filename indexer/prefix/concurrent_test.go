@@ -3,6 +3,7 @@ package prefix_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -25,6 +26,9 @@ func TestReadersSeeWholeMessages(t *testing.T) {
 	for _, name := range names {
 		x.Tell(newPublisher(engine(name), false).status(event.StateLive, ""))
 	}
+	steady := newPublisher(engine("steady"), false)
+	steady.tell(t, x, p.stored(event.GPU, 0, length), p.stored(event.CPU, 0, length))
+	x.Tell(steady.status(event.StateLive, ""))
 	var readers sync.WaitGroup
 	done := make(chan struct{})
 	read := func(look func() error) {
@@ -49,10 +53,15 @@ func TestReadersSeeWholeMessages(t *testing.T) {
 		reader := x.NewReader()
 		read(func() error {
 			scores, err := reader.Scores(r)
+			isSteady := false
 			for _, s := range scores {
 				if s.Blocks != length || s.DeviceBlocks != length {
 					return fmt.Errorf("%v: %d blocks, %d of them on the device", s.Source, s.Blocks, s.DeviceBlocks)
 				}
+				isSteady = isSteady || *s.Source == steady.source
+			}
+			if !isSteady {
+				return errors.Join(err, fmt.Errorf("%v is not there: %v", steady.source, scores))
 			}
 			return err
 		})
@@ -70,7 +79,7 @@ func TestReadersSeeWholeMessages(t *testing.T) {
 		for range x.Resident(engine("e0")) {
 			n++
 		}
-		if n%length != 0 {
+		if n%(2*length) != 0 {
 			return fmt.Errorf("%d blocks listed", n)
 		}
 		return nil
@@ -112,9 +121,9 @@ func feed(t *testing.T, x *prefix.Index, names []string, p chain, rounds int) {
 	}
 	for round := range rounds {
 		for i, pub := range pubs {
-			whole := []event.Event{p.stored(event.GPU, 0, p.len())}
+			whole := []event.Event{p.stored(event.CPU, 0, p.len()), p.stored(event.GPU, 0, p.len())}
 			if pub.next%2 == 1 {
-				whole = []event.Event{p.evicted(event.GPU, 0, p.len())}
+				whole = []event.Event{p.evicted(event.GPU, 0, p.len()), p.evicted(event.CPU, 0, p.len())}
 			}
 			m := pub.message(t, whole)
 			switch {

@@ -151,6 +151,7 @@ func (w *tide) holds(source, prompt int) (n uint32) {
 
 // check compares everything; where blocks were left out, answers may be shorter.
 func (w *tide) check(exact bool) {
+	sound(w.t, w.index)
 	w.t.Helper()
 	r := w.index.NewReader()
 	for prompt := range w.chains {
