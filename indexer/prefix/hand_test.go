@@ -66,6 +66,9 @@ func (w *tide) apply(source int, ev event.Event) {
 	if _, err := w.index.Apply(context.Background(), m); err != nil {
 		w.t.Fatal(err)
 	}
+	if w.seqs[source]%16 == 0 {
+		sound(w.t, w.index)
+	}
 }
 
 // tier is where a block goes, or goes from.
