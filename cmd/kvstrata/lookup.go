@@ -24,7 +24,7 @@ type lookupCmd struct {
 	Cluster string   `help:"Only this cluster."`
 	LoRA    string   `name:"lora" help:"Adapter name."`
 	Salt    string   `help:"Cache salt."`
-	Hashes  bool     `help:"The arguments are prefix hashes, in hexadecimal."`
+	Hashes  bool     `help:"The arguments are prefix hashes, in hexadecimal; they may begin in the middle of a prompt."`
 	Explain bool     `help:"Tell of each source why its match ends where it does."`
 	Device  bool     `help:"With --explain: count blocks on the device only."`
 	JSON    bool     `name:"json" help:"Print the answer as JSON."`
@@ -43,7 +43,7 @@ func (lookupCmd) Help() string {
 
 // Run asks, and prints a table.
 func (c *lookupCmd) Run(a *app) error {
-	req := prefix.Request{Model: c.Model, Cluster: c.Cluster, LoRA: c.LoRA, Salt: c.Salt}
+	req := prefix.Request{Model: c.Model, Cluster: c.Cluster, LoRA: c.LoRA, Salt: c.Salt, Anywhere: c.Hashes}
 	words, err := c.words()
 	if err != nil {
 		return err

@@ -10,7 +10,7 @@ import (
 func requestOf(in *pb.LookupRequest) Request {
 	r := Request{
 		Model: in.GetModel(), Cluster: in.GetCluster(), LoRA: in.GetLoraName(), Salt: in.GetCacheSalt(), Tokens: in.GetTokenIds(),
-		BlockSize: in.GetBlockSize(),
+		BlockSize: in.GetBlockSize(), Anywhere: in.GetAnywhere(),
 	}
 	for _, h := range in.GetPrefixHashes() {
 		r.Hashes = append(r.Hashes, event.PrefixHash(h))

@@ -364,6 +364,7 @@ type LookupRequest struct {
 	TokenIds      []uint32               `protobuf:"varint,5,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`              // at most 1,048,576
 	PrefixHashes  []uint64               `protobuf:"fixed64,6,rep,packed,name=prefix_hashes,json=prefixHashes,proto3" json:"prefix_hashes,omitempty"` // at most 1,048,576; docs/format/event.md has the scheme
 	BlockSize     uint32                 `protobuf:"varint,7,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`                  // tokens a block, goes with prefix_hashes; 0 = every block size is tried
+	Anywhere      bool                   `protobuf:"varint,8,opt,name=anywhere,proto3" json:"anywhere,omitempty"`                                     // prefix_hashes may begin in the middle of a prompt: all blocks are searched for the first one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -445,6 +446,13 @@ func (x *LookupRequest) GetBlockSize() uint32 {
 		return x.BlockSize
 	}
 	return 0
+}
+
+func (x *LookupRequest) GetAnywhere() bool {
+	if x != nil {
+		return x.Anywhere
+	}
+	return false
 }
 
 // LookupAnswer lists the sources of a model: the longest reach first, of equal ones engines before connectors and stores,
@@ -2335,7 +2343,7 @@ const file_indexer_prefix_prefixpb_index_proto_rawDesc = "" +
 	"\binstance\x18\x03 \x01(\tR\binstance\x12\x17\n" +
 	"\adp_rank\x18\x04 \x01(\rR\x06dpRank\x121\n" +
 	"\x06origin\x18\x05 \x01(\x0e2\x19.kvstrata.index.v1.OriginR\x06origin\x12\x0e\n" +
-	"\x02id\x18\x06 \x01(\tR\x02id\"\xdc\x01\n" +
+	"\x02id\x18\x06 \x01(\tR\x02id\"\xf8\x01\n" +
 	"\rLookupRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x1b\n" +
@@ -2345,7 +2353,8 @@ const file_indexer_prefix_prefixpb_index_proto_rawDesc = "" +
 	"\ttoken_ids\x18\x05 \x03(\rR\btokenIds\x12#\n" +
 	"\rprefix_hashes\x18\x06 \x03(\x06R\fprefixHashes\x12\x1d\n" +
 	"\n" +
-	"block_size\x18\a \x01(\rR\tblockSize\"\xbf\x01\n" +
+	"block_size\x18\a \x01(\rR\tblockSize\x12\x1a\n" +
+	"\banywhere\x18\b \x01(\bR\banywhere\"\xbf\x01\n" +
 	"\fLookupAnswer\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x16\n" +
 	"\x06blocks\x18\x02 \x01(\x04R\x06blocks\x12\x16\n" +
