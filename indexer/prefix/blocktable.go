@@ -123,11 +123,11 @@ func (p *tablePage) homes(h uint64) (first, second *tagBucket) {
 	return &p.buckets[uint64(lower)*n>>32], &p.buckets[uint64(lower*0x9e3779b1)*n>>32]
 }
 
-// appendLines appends the cache lines that the next operation on a prefix will look at.
-func (t *blockTable) appendLines(lines []unsafe.Pointer, p event.PrefixHash) []unsafe.Pointer {
+// appendLine appends the cache line that the next operation on a prefix looks at first, and mostly at no other.
+func (t *blockTable) appendLine(lines []unsafe.Pointer, p event.PrefixHash) []unsafe.Pointer {
 	h := t.hash(p)
-	first, second := t.dir.Load().page(h).homes(h)
-	return append(lines, unsafe.Pointer(first), unsafe.Pointer(second))
+	first, _ := t.dir.Load().page(h).homes(h)
+	return append(lines, unsafe.Pointer(first))
 }
 
 // find returns the number of a block, 0 when it is not there.
@@ -316,11 +316,4 @@ func (p *tablePage) fill(old *tablePage, t *blockTable, f *forest, wanted func(h
 		}
 	}
 	return true
-}
-
-// appendLine appends the cache line that a lookup of a prefix looks at first.
-func (t *blockTable) appendLine(lines []unsafe.Pointer, p event.PrefixHash) []unsafe.Pointer {
-	h := t.hash(p)
-	first, _ := t.dir.Load().page(h).homes(h)
-	return append(lines, unsafe.Pointer(first))
 }

@@ -315,7 +315,7 @@ func (f *forest) fill() {
 		for w := range c.free {
 			lines = lines[:0]
 			for rest := ^c.free[w] &^ c.tabled[w]; rest != 0; rest &= rest - 1 {
-				lines = f.table.appendLines(lines, event.PrefixHash(c.prefixes[w*64+bits.TrailingZeros64(rest)]))
+				lines = f.table.appendLine(lines, event.PrefixHash(c.prefixes[w*64+bits.TrailingZeros64(rest)]))
 			}
 			flat.Prefetch(lines)
 			for rest := ^c.free[w] &^ c.tabled[w]; rest != 0; rest &= rest - 1 {

@@ -7,7 +7,7 @@ import (
 )
 
 // Reader answers lookups of one goroutine, from memory of its own. It takes no lock: it reads what is there, and again if that changed
-// meanwhile; only where a batch takes long it waits for its end.
+// meanwhile; only where that happens very often it waits for the writer.
 type Reader struct {
 	index    *Index
 	prefixes []event.PrefixHash

@@ -81,7 +81,7 @@ func (in *intake) group(told event.Group) *group {
 
 // flush enters the rows that have been read.
 func (in *intake) flush() {
-	var room [4 * sweepPiece]unsafe.Pointer
+	var room [3 * sweepPiece]unsafe.Pointer
 	lines := room[:0]
 	for i := range in.rows {
 		e := &in.rows[i]
@@ -90,7 +90,7 @@ func (in *intake) flush() {
 				lines = g.shelves[0].blocks.AppendLines(lines, hash)
 			}
 			if f := g.shelves[0].forest; f != nil {
-				lines = f.table.appendLines(lines, e.Prefix)
+				lines = f.table.appendLine(lines, e.Prefix)
 			}
 		}
 	}
