@@ -94,5 +94,6 @@ func (m *Machine) next(f Frame, way event.Way) {
 	m.heldBytes -= len(h.Data)
 	m.held = slices.Delete(m.held, i, i+1)
 	m.duplicate(f)
+	m.hear(h)
 	m.apply(h, event.Held)
 }

@@ -164,5 +164,5 @@ func (m *Machine) forget() {
 	m.known, m.doubt, m.recents = false, noDoubt, m.recents[:0]
 	m.standing, m.whole, m.unproven = standing{}, 0, 0
 	m.reply.running, m.barren, m.rounds, m.probed, m.begun = false, 0, 0, 0, false
-	m.behind, m.strange = false, 0
+	m.behind, m.isHeard, m.strange = false, false, 0
 }

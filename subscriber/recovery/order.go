@@ -14,6 +14,7 @@ func (m *Machine) accept(now time.Time, f Frame, way event.Way) {
 	switch {
 	case m.known && m.sameBatch(f):
 		m.behind = false // this life is heard
+		m.hear(f)
 		m.duplicate(f)
 	case m.behind && !m.decides():
 		m.duplicate(f) // whose it is only a replay could tell; it is a gap until then
@@ -27,7 +28,11 @@ func (m *Machine) accept(now time.Time, f Frame, way event.Way) {
 		m.first(f, way)
 	case m.decides() && m.forgotten(f):
 		m.duplicate(f) // late, of a range that was given up
+	case m.decides() && m.lags(f):
+		m.hear(f)
+		m.duplicate(f)
 	case m.decides() && f.Seq <= m.last:
+		m.isHeard = false
 		m.suspect(now, disputed)
 		m.consult(now, f)
 	case m.decides() && (m.doubt != noDoubt || f.Seq > m.last+1):
@@ -40,8 +45,18 @@ func (m *Machine) accept(now time.Time, f Frame, way event.Way) {
 		}
 		m.settle(f.Seq)
 		m.strange = 0
+		m.hear(f)
 		m.apply(f, way)
 	}
+}
+
+// hear notes a live frame of this life.
+func (m *Machine) hear(f Frame) { m.isHeard, m.recent = true, f.Seq }
+
+// lags reports whether a live frame comes so late behind a replay that its batch is no longer remembered: the socket goes on with what it
+// brought before. Of another life it would fall back.
+func (m *Machine) lags(f Frame) bool {
+	return m.isHeard && f.Seq > m.recent && len(m.recents) > 0 && f.Seq < m.recents[0].Seq
 }
 
 // mute says why no replay closes a gap.

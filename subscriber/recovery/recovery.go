@@ -103,6 +103,8 @@ type Machine struct {
 	known    bool // last means something
 	last     event.Seq
 	recents  []event.Recent
+	recent   event.Seq // the last live frame that was this life's, if isHeard
+	isHeard  bool      // over the connection that stands
 	lastLive time.Time // reception, for probes
 	probed   int
 
@@ -267,7 +269,7 @@ func (m *Machine) Connected(now time.Time) []Action {
 	if m.connected {
 		return m.actions
 	}
-	m.connected = true
+	m.connected, m.isHeard = true, false
 	m.links++
 	if m.shared {
 		return m.actions

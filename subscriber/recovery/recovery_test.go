@@ -205,3 +205,41 @@ func TestProofOutlivesWhatIsRemembered(t *testing.T) {
 		t.Errorf("%v (%s) once it is proved", state, reason)
 	}
 }
+
+// A live socket may lag so far behind a replay that nothing of its batches is remembered. That is no other publisher.
+func TestLiveFramesFarBehindAReplay(t *testing.T) {
+	const last = 3 * event.MaxRecents
+	m, now := recovery.New(recovery.DefaultConfig()), time.Unix(1000, 0)
+	m.Start(now, nil)
+	m.Connected(now)
+	m.Replayed(now, frame(t, "0"))
+	m.ReplayEnd(now)
+	m.Live(now, frame(t, "10")) // the queue before it overflowed
+	for seq := 1; seq <= last; seq++ {
+		m.Replayed(now, frame(t, strconv.Itoa(seq)))
+	}
+	m.ReplayEnd(now)
+	for seq := 11; seq <= last+1; seq++ {
+		actions := m.Live(now, frame(t, strconv.Itoa(seq)))
+		want := recovery.Duplicate
+		if seq > last {
+			want = recovery.Apply
+		}
+		if len(actions) != 1 || actions[0].Kind != want {
+			t.Fatalf("live %d: %+v", seq, actions)
+		}
+	}
+	if state, reason := m.State(now); state != event.StateLive {
+		t.Errorf("%v (%s)", state, reason)
+	}
+	if actions := m.Live(now, frame(t, "5'a")); len(actions) != 1 || actions[0].Kind != recovery.Ask {
+		t.Errorf("another life falls back: %+v", actions)
+	}
+	for seq := 6; seq < 9; seq++ {
+		m.Live(now, frame(t, strconv.Itoa(seq)+"'a"))
+	}
+	m.Replayed(now, frame(t, strconv.Itoa(last+1)))
+	if state, reason := m.State(now); state == event.StateLive {
+		t.Errorf("live (%s) beside another publisher", reason)
+	}
+}
