@@ -55,7 +55,7 @@ type forest struct {
 	renumber func(owners, from, to uint32)
 	at       uint32 // where the next block goes, if it is free
 
-	changed []places // whose holders changed since it was published
+	changed []stretch // whose holders changed since it was published
 	left    []uint32 // blocks that nobody held any more at some moment since then
 	bare    uint32   // a block whose predecessor left, and that is not in the table yet; 0 = none
 
@@ -65,8 +65,8 @@ type forest struct {
 	kept   kept
 }
 
-// places are places one behind the other, in one chunk.
-type places struct{ first, n uint32 }
+// stretch is places one behind the other, in one chunk.
+type stretch struct{ first, n uint32 }
 
 // What a block continues, where that is no block's number.
 const (
@@ -362,7 +362,7 @@ func (f *forest) hold(c *chunk, id, set uint32) {
 	if n := len(f.changed) - 1; n >= 0 && f.changed[n].first+f.changed[n].n == id && id&(chunkBlocks-1) != 0 {
 		f.changed[n].n++
 	} else {
-		f.changed = append(f.changed, places{id, 1})
+		f.changed = append(f.changed, stretch{id, 1})
 	}
 	if set == 0 {
 		f.left = append(f.left, id)
@@ -371,9 +371,9 @@ func (f *forest) hold(c *chunk, id, set uint32) {
 
 // commit shows readers who holds what.
 func (f *forest) commit() {
-	for _, p := range f.changed {
-		c, i := f.chunk(p.first), p.first&(chunkBlocks-1)
-		for j := i; j < i+p.n; j++ {
+	for _, s := range f.changed {
+		c, i := f.chunk(s.first), s.first&(chunkBlocks-1)
+		for j := i; j < i+s.n; j++ {
 			atomic.StoreUint32(&c.owners[j], c.holders[j])
 		}
 	}

@@ -62,6 +62,9 @@ func (in *intake) add(e *event.Entry) {
 	}
 	if in.rows = append(in.rows, *e); len(in.rows) == sweepPiece {
 		in.flush()
+		if len(in.late) >= maxLate {
+			in.enterLate()
+		}
 	}
 }
 
@@ -104,7 +107,8 @@ func (in *intake) flush() {
 		}
 		if r.before == unknownBefore && in.rows[i].Prefix != 0 && !r.here().dense {
 			in.late = append(in.late, in.rows[i])
-			in.late[len(in.late)-1].Hash, in.late[len(in.late)-1].Parent = in.rows[i].Hash.Clone(), in.rows[i].Parent.Clone()
+			e := &in.late[len(in.late)-1]
+			e.Hash, e.Parent = e.Hash.Clone(), e.Parent.Clone()
 			continue
 		}
 		in.enter(r, &in.rows[i])
@@ -169,8 +173,13 @@ type lateKey struct {
 	group uint32
 }
 
-// enterLate enters the rows that wait, parents first. Those whose parents are not here may be anywhere: all places are searched once for all
-// of them.
+// Bounds of rows that wait, and of those for which all places are searched at once.
+const (
+	maxLate  = 1 << 16
+	maxHeads = 1 << 12
+)
+
+// enterLate enters the rows that wait, parents first. Those whose parents are not here may be anywhere.
 func (in *intake) enterLate() {
 	at := make(map[lateKey]int, len(in.late))
 	for i := range in.late {
@@ -190,22 +199,22 @@ func (in *intake) enterLate() {
 		slices.Reverse(path)
 		order, path = append(order, path...), path[:0]
 	}
-	in.enterHeads(heads)
-	for len(order) > 0 {
-		n := min(len(order), sweepPiece)
+	for part := range slices.Chunk(heads, maxHeads) {
+		in.enterHeads(part)
+	}
+	for part := range slices.Chunk(order, sweepPiece) {
 		in.index.begin()
-		for _, i := range order[:n] {
+		for _, i := range part {
 			if r := in.run(&in.late[i]); r != nil {
 				in.enter(r, &in.late[i])
 			}
 		}
 		in.index.end()
-		order = order[n:]
 	}
-	in.late = nil
+	in.late = in.late[:0]
 }
 
-// enterHeads enters rows whose parents are not here.
+// enterHeads enters rows whose parents are not here. All places are searched once for all of them.
 func (in *intake) enterHeads(heads []int) {
 	in.index.begin()
 	defer in.index.end()
