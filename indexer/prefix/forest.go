@@ -56,8 +56,8 @@ type forest struct {
 	at       uint32 // where the next block goes, if it is free
 
 	changed []stretch // whose holders changed since it was published
-	left    []uint32 // blocks that nobody held any more at some moment since then
-	bare    uint32   // a block whose predecessor left, and that is not in the table yet; 0 = none
+	left    []uint32  // blocks that nobody held any more at some moment since then
+	bare    uint32    // a block whose predecessor left, and that is not in the table yet; 0 = none
 
 	dense  bool
 	always bool // it stays dense
