@@ -37,6 +37,7 @@ type cli struct {
 	Run     runCmd     `cmd:"" help:"Run roles against real engines."`
 	Tail    tailCmd    `cmd:"" help:"Print events as they come."`
 	Query   queryCmd   `cmd:"" help:"Ask history a named question."`
+	SQL     sqlCmd     `cmd:"" name:"sql" help:"Ask history in SQL, reading only."`
 	Explain explainCmd `cmd:"" help:"Tell the story of one block."`
 	Migrate migrateCmd `cmd:"" help:"Bring a ClickHouse to the present schema."`
 	Gather  gatherCmd  `cmd:"" help:"Answer lookups from indexes that each keep a part."`

@@ -317,7 +317,7 @@ func (r *Reader) each(ctx context.Context, sql string, bound clickhouse.Paramete
 	defer timer.Stop()
 	settings := clickhouse.Settings{"max_execution_time": int(math.Ceil(r.cfg.MaxTime.Seconds()))}
 	if !r.embedded { // whose pools have a bound of their own
-		settings["max_memory_usage"], settings["readonly"] = r.cfg.MaxMemory, 2
+		settings["max_memory_usage"], settings["readonly"] = r.cfg.MaxMemory, r.readOnly
 	}
 	rows, err := r.conn.Query(
 		clickhouse.Context(waiting, clickhouse.WithParameters(bound), clickhouse.WithSettings(settings)), sql)

@@ -16,14 +16,17 @@ type Reader struct {
 	cfg      Config
 	embedded bool
 	conn     clickhouse.Conn
+	readOnly int // ClickHouse's: 1 refuses settings within the statement, too
 }
 
 // NewReader returns a reader. ClickHouse need not answer yet. The caller closes it.
-func NewReader(cfg Config) (*Reader, error) {
+func NewReader(cfg Config) (*Reader, error) { return newReader(cfg, embedded.Dashboard) }
+
+func newReader(cfg Config, pool embedded.Pool) (*Reader, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	conn, err := cfg.open(embedded.Dashboard)
+	conn, err := cfg.open(pool)
 	if err != nil {
 		return nil, err
 	}
@@ -31,7 +34,7 @@ func NewReader(cfg Config) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Reader{cfg: cfg, embedded: a.socket != "", conn: conn}, nil
+	return &Reader{cfg: cfg, embedded: a.socket != "", conn: conn, readOnly: 2}, nil
 }
 
 // Close ends the connections.
