@@ -299,6 +299,7 @@ func TestOptimumIsTheMost(t *testing.T) {
 func TestOptimumAboveLRU(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		list := rapid.Custom(requests).Draw(t, "list")
+		list = list[:min(len(list), 20)]
 		o := capacity.NewOptimum(0, 1<<20)
 		s, err := capacity.NewStack(all())
 		if err != nil {
