@@ -207,4 +207,18 @@ LIMIT {limit:UInt64}`,
 		},
 		chart: Chart{"none", "", nil},
 	},
+	{
+		Name: "capacity", Title: "Other sizes",
+		Help: "How much of what engines stored more memory, or a store that they share, would have had.",
+		Params: []Param{
+			since, until, model, engine,
+			{"blocks", "number", "0", "Blocks that each engine's memory has; 0: as many as are resident when the window ends."},
+			{"block_bytes", "number", "0", "Bytes of a block; 0: unknown."},
+			limit,
+		},
+		tell:    (*Reader).capacity,
+		columns: capacityColumns,
+		chart:   Chart{"none", "", nil},
+		notes:   capacityNotes,
+	},
 }

@@ -16,6 +16,7 @@ type Reader struct {
 	cfg      Config
 	embedded bool
 	conn     clickhouse.Conn
+	sample   uint64 // rows that curves are made of, at most about
 }
 
 // NewReader returns a reader. ClickHouse need not answer yet. The caller closes it.
@@ -31,7 +32,7 @@ func NewReader(cfg Config) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Reader{cfg: cfg, embedded: a.socket != "", conn: conn}, nil
+	return &Reader{cfg: cfg, embedded: a.socket != "", conn: conn, sample: capacityRows}, nil
 }
 
 // Close ends the connections.
