@@ -141,21 +141,7 @@ func BenchmarkCapacity(b *testing.B) {
 	if _, err := history.Migrate(b.Context(), cfg); err != nil {
 		b.Fatal(err)
 	}
-	conn := connect(b, cfg)
-	day := time.Now().UTC().Truncate(24 * time.Hour).Add(-24 * time.Hour)
-	for from := uint64(0); from < *manyRows; from += 1_000_000 {
-		rows := min(1_000_000, *manyRows-from)
-		err := conn.Exec(b.Context(), fmt.Sprintf(`INSERT INTO block_events
-  (committed, stream, stream_seq, source, epoch, seq, ev, pos, op, tier, hash, named, engine_hash, effect, copies, age_us, block_size)
-SELECT fromUnixTimestamp64Micro(toInt64(%d + n * %d)), 1, intDiv(n, 512), concat('default.m.e', toString(intDiv(n, 512) %% 16), '.0.engine'), 7,
-  intDiv(n, 512), intDiv(n %% 512, 16), n %% 16, if(stores, 'STORED', 'EVICTED'), 'GPU',
-  xxh3(if(stores, if(rarely, block - 4 * 131072, block), block - 131072)) AS hash, 1, hash, if(stores, 1, -1), if(stores, -1, 0), -1, 16
-FROM (SELECT number + %d AS n, intDiv(n, 16) %% 2 = 0 AS stores, intDiv(n, 32) * 16 + n %% 16 AS block, intDiv(n, 32) %% 8 = 7 AS rarely
-  FROM numbers(%d))`, day.UnixMicro(), 86_400_000_000 / *manyRows, from, rows))
-		if err != nil {
-			b.Fatal(err)
-		}
-	}
+	day := fillDay(b, cfg, *manyRows)
 	cfg.MaxTime = time.Minute
 	r := newReader(b, cfg)
 	window := map[string]string{"since": day.Format(time.RFC3339), "until": day.Add(24 * time.Hour).Format(time.RFC3339)}
@@ -168,6 +154,27 @@ FROM (SELECT number + %d AS n, intDiv(n, 16) %% 2 = 0 AS stores, intDiv(n, 32) *
 	}
 	b.ReportMetric(b.Elapsed().Seconds()/float64(b.N), "s/answer")
 	b.ReportMetric(float64(peakMemory(b, e))/1024, "child-peak-MiB")
+}
+
+// fillDay writes block events of yesterday, and returns when that began.
+func fillDay(t testing.TB, cfg history.Config, rows uint64) time.Time {
+	t.Helper()
+	conn := connect(t, cfg)
+	day := time.Now().UTC().Truncate(24 * time.Hour).Add(-24 * time.Hour)
+	for from := uint64(0); from < rows; from += 1_000_000 {
+		n := min(1_000_000, rows-from)
+		err := conn.Exec(t.Context(), fmt.Sprintf(`INSERT INTO block_events
+  (committed, stream, stream_seq, source, epoch, seq, ev, pos, op, tier, hash, named, engine_hash, effect, copies, age_us, block_size)
+SELECT fromUnixTimestamp64Micro(toInt64(%d + n * %d)), 1, intDiv(n, 512), concat('default.m.e', toString(intDiv(n, 512) %% 16), '.0.engine'), 7,
+  intDiv(n, 512), intDiv(n %% 512, 16), n %% 16, if(stores, 'STORED', 'EVICTED'), 'GPU',
+  xxh3(if(stores, if(rarely, block - 4 * 131072, block), block - 131072)) AS hash, 1, hash, if(stores, 1, -1), if(stores, -1, 0), -1, 16
+FROM (SELECT number + %d AS n, intDiv(n, 16) %% 2 = 0 AS stores, intDiv(n, 32) * 16 + n %% 16 AS block, intDiv(n, 32) %% 8 = 7 AS rarely
+  FROM numbers(%d))`, day.UnixMicro(), 86_400_000_000/rows, from, n))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return day
 }
 
 // peakMemory returns the most that the engine's process held, in KiB.

@@ -9,6 +9,7 @@ import (
 	"math/bits"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
 
@@ -16,40 +17,45 @@ import (
 	"kvstrata/indexer/history/capacity"
 )
 
-// What the question capacity asks. A sample is the blocks whose prefix hashes are small: hashes are uniform, the rows of an
-// hour lie in their order, and only that share of them is read.
+// What the question capacity asks, one after the other. A sample is the blocks whose prefix hashes are small: hashes are
+// uniform, the rows of an hour lie in their order, and only that share of them is read.
 const (
-	capacityWindow = "SELECT count() FROM block_events\nWHERE " + inWindow
+	// How many rows there are, about: of one of 256 blocks.
+	capacityRows = `SELECT countIf(committed >= fromUnixTimestamp64Micro({since:Int64})) AS in_window, count() AS kept
+FROM block_events
+WHERE hash <= 0x00ffffffffffffff AND committed < fromUnixTimestamp64Micro({until:Int64}) AND ` + ofEngine
 
-	capacityTotals = `SELECT toString(source), toString(tier), countIf(op = 'STORED' AND named = 1) AS stored,
+	capacityStored = `SELECT source, tier, countIf(op = 'STORED' AND named = 1) AS stored,
   sumIf(block_size, op = 'STORED' AND named = 1) AS tokens, countIf(op = 'STORED' AND named = 0) AS unnamed, countIf(op = 'LOADED') AS loaded
 FROM block_events
-WHERE (op = 'STORED' AND effect > 0 OR op = 'LOADED') AND ` + inWindow + `
+WHERE hash <= {stored_hash:UInt64} AND (op = 'STORED' AND effect > 0 OR op = 'LOADED') AND ` + inWindow + `
 GROUP BY source, tier`
 
-	// What is resident when the window ends: all effects since a source began anew.
-	capacityResident = `SELECT toString(source), toString(tier), sum(effect) AS resident
-FROM block_events LEFT JOIN (
-  SELECT source, max(committed) AS began FROM (
-    SELECT source, committed FROM block_events WHERE hash = 0 AND op = 'CLEARED'
-    UNION ALL SELECT source, committed FROM ledger WHERE kind IN ('life', 'resync'))
-  WHERE committed < fromUnixTimestamp64Micro({until:Int64}) GROUP BY source) AS lives USING (source)
-WHERE effect != 0 AND hash <= {resident_hash:UInt64} AND committed >= began AND committed < fromUnixTimestamp64Micro({until:Int64})
-  AND source IN (SELECT source FROM block_events WHERE op = 'STORED' AND effect > 0 AND hash <= {resident_hash:UInt64} AND ` + inWindow + `)
+	// Since when what sources hold adds up: they began anew, were cleared, or were made anew from a checkpoint.
+	capacityBegan = `SELECT source, toUnixTimestamp64Micro(max(committed)) AS began FROM (
+  SELECT source, committed FROM block_events WHERE hash = 0 AND op = 'CLEARED'
+  UNION ALL SELECT source, committed FROM ledger WHERE kind IN ('life', 'resync'))
+WHERE committed < fromUnixTimestamp64Micro({until:Int64}) AND ` + ofEngine + `
+GROUP BY source`
+
+	capacityResident = `SELECT source, tier, sum(effect) AS copies
+FROM block_events
+WHERE hash <= {resident_hash:UInt64} AND committed < fromUnixTimestamp64Micro({until:Int64})
+  AND committed >= fromUnixTimestamp64Micro(transform(source, {sources:Array(String)}, {began:Array(Int64)}, toInt64(0))) AND ` + ofEngine + `
 GROUP BY source, tier`
 
-	capacityEvents = `SELECT toString(source), toString(tier), kv_group, epoch, seq, ev, toUInt8(op), hash, copies, block_size
+	capacityEvents = `SELECT source, tier, kv_group, epoch, seq, ev, toUInt8(op), hash, copies, block_size
 FROM block_events
 WHERE hash <= {hash:UInt64} AND (named = 1 AND effect > 0 AND op = 'STORED' OR named = 1 AND effect < 0 AND op = 'EVICTED' OR op = 'CLEARED')
   AND ` + inWindow + `
 ORDER BY committed, stream_seq, source, epoch, seq, ev, pos`
 )
 
-// capacityRows is how many rows are read for the curves, at most about, and residentRows is how many times as many ClickHouse
-// adds up for what is resident.
+// sampleRows is how many rows are read for the curves, at most about, and countedRows how many times as many ClickHouse
+// counts for what was stored and for what is resident.
 const (
-	capacityRows = 1 << 19
-	residentRows = 16
+	sampleRows  = 1 << 19
+	countedRows = 16
 )
 
 // capacityFactors are the sizes that are asked about, over the present one.
@@ -74,48 +80,30 @@ var capacityColumns = []Column{
 
 var capacityNotes = []string{
 	"engines report no hits, so that this is no hit rate: it says how many of the blocks that were stored, and so computed or loaded, another cache would have had",
-	"memory: the engine's own with so many blocks, evicting in the same order as now; ×1 is what was resident at the end, or blocks=…; what less would cost can't be told without hits",
+	"memory: the engine's own with so many blocks, evicting in the same order as now; ×1 is what was resident when the window ended, or blocks=…; what less would cost can't be told without hits",
 	"store: one shared by all engines of a model, into which each block goes as it is stored, LRU; its sizes are over all that engines hold",
 	"a block that left before the window, and came back in it, counts as new: a longer window shows more",
 }
 
 // capacity answers what caches of other sizes would have had of what engines stored.
 func (r *Reader) capacity(ctx context.Context, bound clickhouse.Parameters, a *Answer) error {
-	var rows uint64
-	if err := r.query(ctx, capacityWindow, bound, func(scan func(...any) error) error { return scan(&rows) }); err != nil {
+	var rows, kept uint64
+	if err := r.query(ctx, capacityRows, bound, func(scan func(...any) error) error { return scan(&rows, &kept) }); err != nil {
 		return err
 	}
-	shift, residentShift := shiftFor(rows, r.sample), shiftFor(rows, residentRows*r.sample)
-	bound["hash"] = strconv.FormatUint(math.MaxUint64>>shift, 10)
-	bound["resident_hash"] = strconv.FormatUint(math.MaxUint64>>residentShift, 10)
-	a.SQL = explained(capacityTotals+";\n"+capacityResident+";\n"+capacityEvents, bound)
-	w := newWorkingSet(shift)
-	err := r.query(ctx, capacityTotals, bound, func(scan func(...any) error) error {
-		var source, tier string
-		var stored capacity.Count
-		var unnamed, loaded uint64
-		if err := scan(&source, &tier, &stored.Blocks, &stored.Tokens, &unnamed, &loaded); err != nil {
-			return err
-		}
-		w.unnamed, w.loaded = w.unnamed+unnamed, w.loaded+loaded
-		return w.stored(source, tier, stored)
-	})
-	if err != nil {
+	sampled, stored, resident := shiftFor(rows<<8, r.sample), shiftFor(rows<<8, countedRows*r.sample), shiftFor(kept<<8, countedRows*r.sample)
+	for name, shift := range map[string]int{"hash": sampled, "stored_hash": stored, "resident_hash": resident} {
+		bound[name] = strconv.FormatUint(math.MaxUint64>>shift, 10)
+	}
+	w := newWorkingSet(sampled)
+	if err := w.countStored(ctx, r, bound, stored); err != nil {
 		return err
 	}
-	err = r.query(ctx, capacityResident, bound, func(scan func(...any) error) error {
-		var source, tier string
-		var copies int64
-		if err := scan(&source, &tier, &copies); err != nil {
-			return err
-		}
-		return w.resident(source, tier, uint64(max(copies, 0))<<residentShift)
-	})
-	if err != nil {
+	if err := w.countResident(ctx, r, bound, resident); err != nil {
 		return err
 	}
 	looked := 0
-	err = r.query(ctx, capacityEvents, bound, func(scan func(...any) error) error {
+	err := r.query(ctx, capacityEvents, bound, func(scan func(...any) error) error {
 		var t told
 		looked++
 		if err := scan(&t.source, &t.tier, &t.group, &t.epoch, &t.seq, &t.ev, &t.op, &t.hash, &t.copies, &t.blockSize); err != nil {
@@ -127,12 +115,14 @@ func (r *Reader) capacity(ctx context.Context, bound clickhouse.Parameters, a *A
 		return err
 	}
 	w.done()
+	a.SQL = explained(strings.Join([]string{capacityStored, capacityBegan, capacityResident, capacityEvents}, ";\n"), bound)
 	blocks, _ := strconv.ParseUint(bound["blocks"], 10, 64) // numbers: they were checked
 	blockBytes, _ := strconv.ParseUint(bound["block_bytes"], 10, 64)
 	a.Rows = w.rows(blocks, blockBytes)
-	if shift > 0 {
+	if sampled > 0 || resident > 0 {
 		a.Exactness = "sampled"
-		a.Notes = append(a.Notes, fmt.Sprintf("one of %d blocks was looked at, %d events; what was stored is counted in full", 1<<shift, looked))
+		a.Notes = append(a.Notes, fmt.Sprintf("sampled by hash: curves are of one of %d blocks (%d events), what was stored of one of %d, what is resident of one of %d",
+			1<<sampled, looked, 1<<stored, 1<<resident))
 	}
 	if w.loaded > 0 {
 		a.Notes = append(a.Notes, fmt.Sprintf("%d blocks were loaded from elsewhere, and so not computed where they were stored", w.loaded))
@@ -141,6 +131,52 @@ func (r *Reader) capacity(ctx context.Context, bound clickhouse.Parameters, a *A
 		a.Notes = append(a.Notes, fmt.Sprintf("%d stored blocks have no prefix hash, and are left out", w.unnamed))
 	}
 	return nil
+}
+
+// countStored counts what was stored, on one of 2^shift blocks.
+func (w *workingSet) countStored(ctx context.Context, r *Reader, bound clickhouse.Parameters, shift int) error {
+	return r.query(ctx, capacityStored, bound, func(scan func(...any) error) error {
+		var source, tier string
+		var stored capacity.Count
+		var unnamed, loaded uint64
+		if err := scan(&source, &tier, &stored.Blocks, &stored.Tokens, &unnamed, &loaded); err != nil {
+			return err
+		}
+		w.unnamed, w.loaded = w.unnamed+unnamed<<shift, w.loaded+loaded<<shift
+		p, err := w.pool(source, tier)
+		if p != nil {
+			p.stored = capacity.Count{Blocks: stored.Blocks << shift, Tokens: stored.Tokens << shift}
+		}
+		return err
+	})
+}
+
+// countResident counts what engines hold when the window ends, on one of 2^shift blocks.
+func (w *workingSet) countResident(ctx context.Context, r *Reader, bound clickhouse.Parameters, shift int) error {
+	sources, began := []string{"''"}, []string{"0"}
+	err := r.query(ctx, capacityBegan, bound, func(scan func(...any) error) error {
+		var source string
+		var at int64
+		err := scan(&source, &at)
+		sources, began = append(sources, "'"+source+"'"), append(began, strconv.FormatInt(at, 10)) // as in a subject: nothing to escape
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	bound["sources"], bound["began"] = "["+strings.Join(sources, ",")+"]", "["+strings.Join(began, ",")+"]"
+	return r.query(ctx, capacityResident, bound, func(scan func(...any) error) error {
+		var source, tier string
+		var copies int64
+		if err := scan(&source, &tier, &copies); err != nil {
+			return err
+		}
+		p, err := w.pool(source, tier)
+		if p != nil {
+			p.resident = uint64(max(copies, 0)) << shift
+		}
+		return err
+	})
 }
 
 // shiftFor returns how often a number of rows must be halved to be no more than a bound.
@@ -216,7 +252,12 @@ func (w *workingSet) teller(id string) (*teller, error) {
 	return t, err
 }
 
-func (t *teller) pool(w *workingSet, tier string) (*pool, error) {
+// pool returns a tier of a source; nil where that is no engine.
+func (w *workingSet) pool(source, tier string) (*pool, error) {
+	t, err := w.teller(source)
+	if err != nil || !t.engine {
+		return nil, err
+	}
 	for _, p := range t.pools {
 		if p.tier == tier {
 			return p, nil
@@ -228,33 +269,6 @@ func (t *teller) pool(w *workingSet, tier string) (*pool, error) {
 	}
 	t.pools = append(t.pools, &pool{tier: tier, victims: v})
 	return t.pools[len(t.pools)-1], nil
-}
-
-// stored tells what a source stored in all.
-func (w *workingSet) stored(source, tier string, all capacity.Count) error {
-	t, err := w.teller(source)
-	if err != nil || !t.engine {
-		return err
-	}
-	p, err := t.pool(w, tier)
-	if err != nil {
-		return err
-	}
-	p.stored = all
-	return nil
-}
-
-// resident tells how many blocks a source holds.
-func (w *workingSet) resident(source, tier string, blocks uint64) error {
-	t, err := w.teller(source)
-	if err != nil || !t.engine {
-		return err
-	}
-	p, err := t.pool(w, tier)
-	if err == nil {
-		p.resident = blocks
-	}
-	return err
 }
 
 // take adds what a source told next. What stands under one sequence was told at once.
@@ -283,7 +297,7 @@ func (w *workingSet) take(e *told) error {
 		if e.copies > 0 {
 			return nil // it is still there
 		}
-		p, err := t.pool(w, e.tier)
+		p, err := w.pool(e.source, e.tier)
 		if err != nil {
 			return err
 		}
@@ -413,7 +427,7 @@ func (w *workingSet) rows(blocks, blockBytes uint64) [][]any {
 			}
 			q.beside = q.present
 			memories = append(memories, q.rows()...)
-			if p.tier == string(event.GPU) {
+			if p.tier == string(event.GPU) && q.curve.Asked.Blocks > 0 {
 				w.stores[model].Elsewhere(beside)
 				store.present += q.present
 				store.blockSize = max(store.blockSize, p.blockSize)

@@ -114,8 +114,10 @@ func TestCapacity(t *testing.T) {
 				_, b := larger.request(p)
 				want, all = want+a-b, all+a
 			}
-			row := []any{"m/model", name, uint32(0), "GPU", "memory", label, uint64(blocks), uint64(16 * blocks), uint64(1000 * blocks),
-				uint64(want), uint64(all), float64(want) / float64(all), uint64(16 * want), uint64(16 * all)}
+			row := []any{
+				"m/model", name, uint32(0), "GPU", "memory", label, uint64(blocks), uint64(16 * blocks), uint64(1000 * blocks),
+				uint64(want), uint64(all), float64(want) / float64(all), uint64(16 * want), uint64(16 * all),
+			}
 			if label == "without end" {
 				row[6], row[7], row[8] = nil, nil, nil
 			}
@@ -154,7 +156,7 @@ func TestCapacity(t *testing.T) {
 		t.Fatal(err)
 	}
 	note := sampled.Notes[len(sampled.Notes)-1]
-	if sampled.Exactness != "sampled" || !strings.HasPrefix(note, "one of ") {
+	if sampled.Exactness != "sampled" || !strings.HasPrefix(note, "sampled by hash: curves are of one of 8 blocks") {
 		t.Errorf("%s: %s", sampled.Exactness, note)
 	}
 	t.Log(note)

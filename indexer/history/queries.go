@@ -12,7 +12,10 @@ var (
 // inWindow are the rows that a question is about. The time is when the bus took the event: engines' clocks may be wrong.
 // Sources are named once, not in every row.
 const inWindow = `committed >= fromUnixTimestamp64Micro({since:Int64}) AND committed < fromUnixTimestamp64Micro({until:Int64})
-  AND ({model:String} = '' AND {engine:String} = '' OR source IN (SELECT source FROM progress WHERE source != ''
+  AND ` + ofEngine
+
+// ofEngine are the rows of the sources that a question is about.
+const ofEngine = `({model:String} = '' AND {engine:String} = '' OR source IN (SELECT source FROM progress WHERE source != ''
     AND ({model:String} = '' OR ` + modelOf + ` = {model:String})
     AND ({engine:String} = '' OR ` + instanceOf + ` = {engine:String})))`
 

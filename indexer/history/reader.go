@@ -32,7 +32,7 @@ func NewReader(cfg Config) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Reader{cfg: cfg, embedded: a.socket != "", conn: conn, sample: capacityRows}, nil
+	return &Reader{cfg: cfg, embedded: a.socket != "", conn: conn, sample: sampleRows}, nil
 }
 
 // Close ends the connections.
