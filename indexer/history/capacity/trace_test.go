@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -147,6 +148,49 @@ func TestTraceSampled(t *testing.T) {
 		t.Logf("%s, %+v: one of %d, mean error %.4f of blocks, %.4f of tokens", test.trace, test.cfg, 1<<c.Shift, blocks/n, tokens/n)
 		if c.Shift != test.shift || c.Asked != exact.Asked || blocks/n > test.error || tokens/n > test.error {
 			t.Errorf("shift %d, want %d; mean error above %v, or asked %v, want %v", c.Shift, test.shift, test.error, c.Asked, exact.Asked)
+		}
+	}
+}
+
+// One sample may be lucky: these are means over 20 of other hashes.
+func TestTraceOtherSamples(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED with -short: the real traces are looked at 120 times")
+	}
+	for _, test := range []struct {
+		trace string
+		error map[uint8]float64 // by shift
+	}{
+		{"mooncake_conversation_trace.jsonl", map[uint8]float64{3: 0.005, 5: 0.01, 6: 0.02}},
+		{"mooncake_synthetic_trace.jsonl", map[uint8]float64{3: 0.01, 5: 0.02, 6: 0.03}},
+	} {
+		list := trace(t, test.trace)
+		exact := curve(t, all(), list)
+		end, _ := exact.Ceiling()
+		for shift, most := range test.error {
+			mean := 0.0
+			for salt := range uint64(20) {
+				other := make([][]capacity.Block, len(list))
+				for i, r := range list {
+					other[i] = slices.Clone(r)
+					for j := range other[i] {
+						other[i][j].Hash = mixed(r[j].Hash + 77_777*(salt+1))
+					}
+				}
+				cfg := all()
+				cfg.Shift = shift
+				c, n := curve(t, cfg, other), 0.0
+				sum := 0.0
+				for size := end/1000 + 1; size <= end; size += end / 200 {
+					sum += math.Abs(float64(c.Hits(size).Blocks)-float64(exact.Hits(size).Blocks)) / float64(exact.Asked.Blocks)
+					n++
+				}
+				mean += sum / n / 20
+			}
+			t.Logf("%s, one of %d: mean error %.4f", test.trace, 1<<shift, mean)
+			if mean > most {
+				t.Errorf("%s, one of %d: mean error %.4f, want %v at most", test.trace, 1<<shift, mean, most)
+			}
 		}
 	}
 }
