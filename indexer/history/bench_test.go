@@ -159,8 +159,8 @@ func BenchmarkCapacity(b *testing.B) {
 			b.Fatal(a, err)
 		}
 	}
-	b.ReportMetric((busy() - used).Seconds()/float64(b.N), "cpu-s/answer")
-	b.ReportMetric((childBusy(b, e) - usedThere).Seconds()/float64(b.N), "engine-s/answer")
+	b.ReportMetric((busy()-used).Seconds()/float64(b.N), "cpu-s/answer")
+	b.ReportMetric((childBusy(b, e)-usedThere).Seconds()/float64(b.N), "engine-s/answer")
 	b.ReportMetric(float64(peakMemory(b, e))/1024, "child-peak-MiB")
 }
 
