@@ -41,7 +41,7 @@ func benchmarkStack(b *testing.B, cfg capacity.Config, list [][]capacity.Block) 
 	blocksPerSecond(b, blocks)
 }
 
-// Everything is looked at; 1.7 million blocks are tracked.
+// Everything is looked at; 2 million blocks are tracked.
 func BenchmarkStack(b *testing.B) {
 	benchmarkStack(b, capacity.Config{MaxBlocks: 1 << 24}, prompts(100_000, 1_000_000))
 }
