@@ -38,7 +38,7 @@ race: setup-test # every test but those of real engines, with the race detector
 	cd bench && $(GO) test -race -shuffle=on -timeout 5m ./...
 
 trace: setup # the real traces, without the race detector: they are long
-	$(GO) test -shuffle=on -timeout 10m -run 'Trace' ./sim ./cmd/kvstrata
+	$(GO) test -shuffle=on -timeout 10m -run 'Trace' ./sim ./indexer/history/capacity ./cmd/kvstrata
 
 lint: setup ## Vet, staticcheck and gofumpt.
 	$(GO) vet ./...

@@ -47,7 +47,7 @@ var layout = map[string][]string{
 const everything = "everything"
 
 // pure are the folders that know no clock, no I/O and no logger: time and input come as arguments.
-var pure = []string{"event", "subscriber/recovery"}
+var pure = []string{"event", "subscriber/recovery", "indexer/history/capacity"}
 
 // impure are the packages that no pure folder imports, those below them included; time is allowed, but for clockCalls.
 var impure = []string{"log", "net", "os", "syscall", "math/rand", "github.com/nats-io", "github.com/pebbe"}

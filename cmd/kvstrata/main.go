@@ -33,19 +33,20 @@ type cli struct {
 	LogLevel slog.Level `help:"debug, info, warn or error." default:"info" env:"KVSTRATA_LOG_LEVEL"`
 	LogJSON  bool       `name:"log-json" help:"Log JSON lines." env:"KVSTRATA_LOG_JSON"`
 
-	Demo    demoCmd    `cmd:"" help:"Run everything here, with simulated engines."`
-	Run     runCmd     `cmd:"" help:"Run roles against real engines."`
-	Tail    tailCmd    `cmd:"" help:"Print events as they come."`
-	Query   queryCmd   `cmd:"" help:"Ask history a named question."`
-	SQL     sqlCmd     `cmd:"" name:"sql" help:"Ask history in SQL, reading only."`
-	Explain explainCmd `cmd:"" help:"Tell the story of one block."`
-	Migrate migrateCmd `cmd:"" help:"Bring a ClickHouse to the present schema."`
-	Gather  gatherCmd  `cmd:"" help:"Answer lookups from indexes that each keep a part."`
-	Lookup  lookupCmd  `cmd:"" help:"Ask an index who holds the longest prefix."`
-	Changes changesCmd `cmd:"" help:"Print what an index holds, and then what changes, as JSON lines."`
-	Doctor  doctorCmd  `cmd:"" help:"Check what kvstrata needs, a line each."`
-	Bench   benchCmd   `cmd:"" help:"Measure."`
-	Version versionCmd `cmd:"" help:"Print versions."`
+	Demo     demoCmd     `cmd:"" help:"Run everything here, with simulated engines."`
+	Run      runCmd      `cmd:"" help:"Run roles against real engines."`
+	Tail     tailCmd     `cmd:"" help:"Print events as they come."`
+	Query    queryCmd    `cmd:"" help:"Ask history a named question."`
+	SQL      sqlCmd      `cmd:"" name:"sql" help:"Ask history in SQL, reading only."`
+	Explain  explainCmd  `cmd:"" help:"Tell the story of one block."`
+	Capacity capacityCmd `cmd:"" help:"Say what caches of other sizes would hit of a trace."`
+	Migrate  migrateCmd  `cmd:"" help:"Bring a ClickHouse to the present schema."`
+	Gather   gatherCmd   `cmd:"" help:"Answer lookups from indexes that each keep a part."`
+	Lookup   lookupCmd   `cmd:"" help:"Ask an index who holds the longest prefix."`
+	Changes  changesCmd  `cmd:"" help:"Print what an index holds, and then what changes, as JSON lines."`
+	Doctor   doctorCmd   `cmd:"" help:"Check what kvstrata needs, a line each."`
+	Bench    benchCmd    `cmd:"" help:"Measure."`
+	Version  versionCmd  `cmd:"" help:"Print versions."`
 
 	CurveKeys   curveKeysCmd   `cmd:"" help:"Make keys for ZeroMQ sockets whose both ends are ours."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask whether the roles of a process here are ready."`

@@ -2,6 +2,7 @@ package history_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"strconv"
@@ -128,6 +129,75 @@ func BenchmarkWriter(b *testing.B) {
 	b.ReportMetric(float64(busy()-used)/float64(number), "cpu-ns/row")
 	b.ReportMetric(float64(childBusy(b, e)-usedThere)/float64(number), "engine-ns/row")
 	b.ReportMetric(diskBytes(b, e, "block_events")/float64(number), "disk-B/row")
+}
+
+var manyRows = flag.Uint64("history.rows", 1_000_000, "rows of the day that BenchmarkCapacity asks about")
+
+// The question capacity over a day of 16 engines' block events, half stored, half evicted; an eighth of what is stored was
+// evicted before.
+func BenchmarkCapacity(b *testing.B) {
+	e := startEngine(b)
+	cfg := e.config()
+	if _, err := history.Migrate(b.Context(), cfg); err != nil {
+		b.Fatal(err)
+	}
+	day := fillDay(b, cfg, *manyRows)
+	conn := connect(b, cfg)
+	for merging := uint64(1); merging > 0; <-time.After(time.Second) {
+		if err := conn.QueryRow(b.Context(), "SELECT count() FROM system.merges").Scan(&merging); err != nil {
+			b.Fatal(err)
+		}
+	}
+	cfg.MaxTime = time.Minute
+	r := newReader(b, cfg)
+	used, usedThere := busy(), childBusy(b, e)
+	window := map[string]string{"since": day.Format(time.RFC3339), "until": day.Add(24 * time.Hour).Format(time.RFC3339)}
+	b.ResetTimer()
+	for b.Loop() {
+		a, err := r.Ask(b.Context(), "capacity", window)
+		if err != nil || len(a.Rows) == 0 {
+			b.Fatal(a, err)
+		}
+	}
+	b.ReportMetric((busy()-used).Seconds()/float64(b.N), "cpu-s/answer")
+	b.ReportMetric((childBusy(b, e)-usedThere).Seconds()/float64(b.N), "engine-s/answer")
+	b.ReportMetric(float64(peakMemory(b, e))/1024, "child-peak-MiB")
+}
+
+// fillDay writes block events of yesterday, and returns when that began.
+func fillDay(t testing.TB, cfg history.Config, rows uint64) time.Time {
+	t.Helper()
+	conn := connect(t, cfg)
+	day := time.Now().UTC().Truncate(24 * time.Hour).Add(-24 * time.Hour)
+	for from := uint64(0); from < rows; from += 1_000_000 {
+		n := min(1_000_000, rows-from)
+		err := conn.Exec(t.Context(), fmt.Sprintf(`INSERT INTO block_events
+  (committed, stream, stream_seq, source, epoch, seq, ev, pos, op, tier, hash, named, engine_hash, effect, copies, age_us, block_size)
+SELECT fromUnixTimestamp64Micro(toInt64(%d + n * %d)), 1, intDiv(n, 512), concat('default.m.e', toString(intDiv(n, 512) %% 16), '.0.engine'), 7,
+  intDiv(n, 512), intDiv(n %% 512, 16), n %% 16, if(stores, 'STORED', 'EVICTED'), 'GPU',
+  xxh3(if(stores, if(rarely, block - 4 * 131072, block), block - 131072)) AS hash, 1, hash, if(stores, 1, -1), if(stores, -1, 0), -1, 16
+FROM (SELECT number + %d AS n, intDiv(n, 16) %% 2 = 0 AS stores, intDiv(n, 32) * 16 + n %% 16 AS block, intDiv(n, 32) %% 8 = 7 AS rarely
+  FROM numbers(%d))`, day.UnixMicro(), 86_400_000_000/rows, from, n))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return day
+}
+
+// peakMemory returns the most that the engine's process held, in KiB.
+func peakMemory(t testing.TB, e *engine) int64 {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", e.PID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(status), "VmHWM:")
+	kib, err := strconv.ParseInt(strings.Fields(after)[0], 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kib
 }
 
 func diskBytes(t testing.TB, e *engine, table string) float64 {

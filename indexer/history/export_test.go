@@ -70,3 +70,6 @@ func Probe(ctx context.Context, r *Reader, sql string) error {
 
 // WriteError answers with an error.
 var WriteError = writeError
+
+// Sample bounds the rows that curves are made of.
+func (r *Reader) Sample(rows uint64) { r.sample = rows }

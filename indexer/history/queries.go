@@ -12,7 +12,10 @@ var (
 // inWindow are the rows that a question is about. The time is when the bus took the event: engines' clocks may be wrong.
 // Sources are named once, not in every row.
 const inWindow = `committed >= fromUnixTimestamp64Micro({since:Int64}) AND committed < fromUnixTimestamp64Micro({until:Int64})
-  AND ({model:String} = '' AND {engine:String} = '' OR source IN (SELECT source FROM progress WHERE source != ''
+  AND ` + ofEngine
+
+// ofEngine are the rows of the sources that a question is about.
+const ofEngine = `({model:String} = '' AND {engine:String} = '' OR source IN (SELECT source FROM progress WHERE source != ''
     AND ({model:String} = '' OR ` + modelOf + ` = {model:String})
     AND ({engine:String} = '' OR ` + instanceOf + ` = {engine:String})))`
 
@@ -206,5 +209,19 @@ LIMIT {limit:UInt64}`,
 			{"reason", "text", ""},
 		},
 		chart: Chart{"none", "", nil},
+	},
+	{
+		Name: "capacity", Title: "Other sizes",
+		Help: "How much of what engines stored more memory, or a store that they share, would have had.",
+		Params: []Param{
+			since, until, model, engine,
+			{"blocks", "number", "0", "Blocks that each engine's memory has; 0: as many as are resident when the window ends."},
+			{"block_bytes", "number", "0", "Bytes of a block; 0: unknown."},
+			limit,
+		},
+		tell:    (*Reader).capacity,
+		columns: capacityColumns,
+		chart:   Chart{"none", "", nil},
+		notes:   capacityNotes,
 	},
 }

@@ -27,6 +27,7 @@ type Query struct {
 	Params []Param `json:"params"`
 
 	sql     string
+	tell    func(r *Reader, ctx context.Context, bound clickhouse.Parameters, a *Answer) error // where sql is not all of it
 	columns []Column
 	chart   Chart
 	notes   []string
@@ -272,23 +273,26 @@ func (r *Reader) Ask(ctx context.Context, name string, asked map[string]string) 
 		Query: q.Name, Title: q.Title, Since: w.since.UnixMilli(), Until: w.until.UnixMilli(), Exactness: "exact",
 		Notes: append([]string{}, q.notes...), Columns: q.columns, Chart: q.chart, Rows: [][]any{}, SQL: explained(q.sql, bound),
 	}
-	err = r.each(ctx, q.sql, bound, func(rows driver.Rows) error {
-		if len(a.Rows) == limit {
-			a.Truncated = true
+	if q.tell != nil {
+		err = q.tell(r, ctx, bound, a)
+	} else {
+		err = r.each(ctx, q.sql, bound, func(rows driver.Rows) error {
+			row, err := values(rows)
+			if err != nil {
+				return err
+			}
+			for i := range row {
+				row[i] = cell(row[i], q.columns[i].Kind)
+			}
+			a.Rows = append(a.Rows, row)
 			return nil
-		}
-		row, err := values(rows)
-		if err != nil {
-			return err
-		}
-		for i := range row {
-			row[i] = cell(row[i], q.columns[i].Kind)
-		}
-		a.Rows = append(a.Rows, row)
-		return nil
-	})
+		})
+	}
 	if err != nil {
 		return nil, err
+	}
+	if a.Truncated = len(a.Rows) > limit; a.Truncated {
+		a.Rows = a.Rows[:limit]
 	}
 	a.Elapsed = float64(time.Since(began).Microseconds()) / 1000
 	return a, nil

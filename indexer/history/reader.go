@@ -16,7 +16,8 @@ type Reader struct {
 	cfg      Config
 	embedded bool
 	conn     clickhouse.Conn
-	readOnly int // ClickHouse's: 1 refuses settings within the statement, too
+	readOnly int    // ClickHouse's: 1 refuses settings within the statement, too
+	sample   uint64 // rows that curves are made of, at most about
 }
 
 // NewReader returns a reader. ClickHouse need not answer yet. The caller closes it.
@@ -34,7 +35,7 @@ func newReader(cfg Config, pool embedded.Pool) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Reader{cfg: cfg, embedded: a.socket != "", conn: conn, readOnly: 2}, nil
+	return &Reader{cfg: cfg, embedded: a.socket != "", conn: conn, readOnly: 2, sample: sampleRows}, nil
 }
 
 // Close ends the connections.
