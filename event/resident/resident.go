@@ -47,17 +47,24 @@ type Set struct {
 	digest   event.Digest
 	tiers    []TierCount // by tier number
 	groups   []event.GroupInfo
-	names    queue // records without copies, oldest first
+	names    names // records without copies, oldest first
 	records  int   // in use: with copies, or names
 	spread   int   // entries beyond one a record: of blocks in several tiers
 	fullest  int   // most records that had copies at once
 	waiting  map[key][]int32
 	orphans  int
 	oddities [numOddities]event.Counter
+	ahead    lookahead
 
 	named []int32       // records that got a name in the batch being judged: who waited for them gets one too
 	told  []int32       // records whose names the batch's own runs do not tell: naming events will
 	room  []event.Block // of the naming events
+}
+
+// key names a record that others wait for.
+type key struct {
+	hash  event.BlockHash
+	group uint32
 }
 
 // New returns an empty set.
@@ -73,7 +80,7 @@ func (s *Set) Reset() {
 	s.slab = slab{snapshots: new(atomic.Int32)} // older snapshots share nothing with it
 	s.digest = 0
 	s.tiers, s.groups = nil, nil
-	s.names = queue{}
+	s.names = names{}
 	s.records, s.spread, s.fullest = 0, 0, 0
 	s.waiting = make(map[key][]int32)
 	s.orphans = 0
@@ -142,8 +149,9 @@ func (s *Set) zero() {
 		}
 		s.spread -= len(s.slab.more(i))
 		s.slab.setMore(i, nil)
-		s.slab.edit(i).first.copies = 0
-		s.retire(i)
+		r := s.slab.edit(i)
+		r.first.copies = 0
+		s.retire(i, r)
 	}
 }
 
@@ -161,9 +169,9 @@ func (s *Set) Resident() iter.Seq[*event.Entry] {
 
 // Copied returns how many copies of a block lie in a tier.
 func (s *Set) Copied(h event.BlockHash, g event.Group, tier event.Tier) uint32 {
-	i, ok := s.index.get(key{h, g.Index()})
+	i := s.find(&h, g.Index())
 	t, known := s.tierNumber(tier)
-	if !ok || !known {
+	if i < 0 || !known {
 		return 0
 	}
 	return s.slab.copies(i, t)
@@ -211,18 +219,20 @@ func NoteGroup(groups *[]event.GroupInfo, ev *event.Event) (news bool) {
 	info := event.GroupInfo{
 		Group: ev.Group, BlockSize: ev.BlockSize, Spec: ev.Spec, Window: ev.Window, Eagle: ev.Eagle,
 	}
-	device := ev.Tier.Warmth() == 0
 	for i := range *groups {
 		g := &(*groups)[i]
+		if *g == info {
+			return false
+		}
 		if g.Group.Index() != ev.Group.Index() {
 			continue
 		}
+		device := ev.Tier.Warmth() == 0
 		if info.BlockSize == 0 || g.BlockSize != 0 && (!device || info.BlockSize < g.BlockSize) {
 			return false
 		}
-		news = *g != info
 		*g = info
-		return news
+		return true
 	}
 	if len(*groups) == maxGroups {
 		return false
@@ -234,13 +244,15 @@ func NoteGroup(groups *[]event.GroupInfo, ev *event.Event) (news bool) {
 // maxGroups bounds how many cache groups are described; hybrid models have a handful.
 const maxGroups = 64
 
-// rise adds a copy of record i to a tier.
-func (s *Set) rise(i int32, tier uint16, now event.Time) {
-	r := s.slab.edit(i)
+// find returns the record of a block, −1 when there is none.
+func (s *Set) find(h *event.BlockHash, group uint32) int32 { return s.index.find(&s.slab, h, group) }
+
+// rise adds a copy of record i to a tier; m is of the record's group and the tier.
+func (s *Set) rise(i int32, r *record, tier uint16, m *event.Mixer, now event.Time) {
 	if r.flags&recQueued != 0 {
-		s.names.remove(&s.slab, i)
+		s.names.remove(r)
 	}
-	s.digest += event.Mix64(s.slab.hash(i), event.Group(r.group), s.tiers[tier].Tier)
+	s.digest += m.Mix64(s.slab.hash(i))
 	s.tiers[tier].Copies++
 	s.spread -= len(s.slab.more(i))
 	copies := s.slab.add(i, tier, now)
@@ -252,9 +264,8 @@ func (s *Set) rise(i int32, tier uint16, now event.Time) {
 }
 
 // repeat adds n further copies of record i to a tier that has one.
-func (s *Set) repeat(i int32, tier uint16, n uint32) {
-	r := s.slab.edit(i)
-	s.digest += event.Digest(n) * event.Mix64(s.slab.hash(i), event.Group(r.group), s.tiers[tier].Tier)
+func (s *Set) repeat(i int32, r *record, tier uint16, m *event.Mixer, n uint32) {
+	s.digest += event.Digest(n) * m.Mix64(s.slab.hash(i))
 	s.tiers[tier].Copies += uint64(n)
 	if r.first.tier == tier {
 		r.first.copies += n
@@ -270,9 +281,8 @@ func (s *Set) repeat(i int32, tier uint16, n uint32) {
 }
 
 // fall takes a copy of record i out of a tier that has one, and returns what is left and when it was stored.
-func (s *Set) fall(i int32, tier uint16) (left uint32, stored event.Time) {
-	r := s.slab.edit(i)
-	s.digest -= event.Mix64(s.slab.hash(i), event.Group(r.group), s.tiers[tier].Tier)
+func (s *Set) fall(i int32, r *record, tier uint16, m *event.Mixer) (left uint32, stored event.Time) {
+	s.digest -= m.Mix64(s.slab.hash(i))
 	s.tiers[tier].Copies--
 	s.spread -= len(s.slab.more(i))
 	left, stored = s.slab.take(i, tier)
@@ -280,81 +290,85 @@ func (s *Set) fall(i int32, tier uint16) (left uint32, stored event.Time) {
 	if left == 0 {
 		s.tiers[tier].Blocks--
 		if !s.slab.resident(i) {
-			s.retire(i)
+			s.retire(i, r)
 		}
 	}
 	return left, stored
 }
 
 // name gives record i the name of a prefix, unless it has one; it reports whether the name is (now) this one.
-func (s *Set) name(i int32, prefix event.PrefixHash) bool {
-	if r := s.slab.at(i); r.prefix != 0 {
-		return r.prefix == prefix
+func (s *Set) name(i int32, r *record, prefix event.PrefixHash) bool {
+	if had := r.prefix(); had != 0 {
+		return had == prefix
 	}
-	r := s.slab.edit(i)
-	if r.local != 0 {
-		s.unwait(i)
-	}
-	r.prefix, r.local = prefix, 0
+	s.unwait(i, r)
+	r.name = uint64(prefix)
 	return true
 }
 
-// record returns the record of a block, made if need be.
-func (s *Set) record(h event.BlockHash, g event.Group) int32 {
-	k := key{h, g.Index()}
-	if i, ok := s.index.get(k); ok {
-		return i
+// record returns the record of a block, made if need be, to be written.
+func (s *Set) record(h *event.BlockHash, group uint32) (int32, *record) {
+	if i := s.find(h, group); i >= 0 {
+		return i, s.slab.edit(i)
 	}
-	k.hash = k.hash.Clone()
-	i := s.slab.alloc()
-	r := s.slab.edit(i)
-	r.group, r.flags = k.group, recUsed
-	s.slab.setHash(i, k.hash)
-	s.index.put(k, i)
+	i, r := s.slab.alloc()
+	word, long := s.index.word(h)
+	r.hash, r.group, r.flags = word, group, recUsed
+	if long {
+		r.flags |= recLongHash
+		s.slab.editExtra(i).hash = h.Clone()
+	}
+	s.index.put(&s.slab, i)
 	s.records++
-	return i
+	return i, r
 }
 
 // retire keeps the name of a block that lost its last copy, and forgets the oldest name beyond the bound.
-func (s *Set) retire(i int32) {
-	if s.slab.at(i).flags&recQueued == 0 {
-		s.names.push(&s.slab, i)
+func (s *Set) retire(i int32, r *record) {
+	if r.flags&recQueued == 0 {
+		s.names.push(&s.slab, i, r)
 	}
-	most := 0
-	if s.cfg.MaxNames > 0 {
-		most = max(s.cfg.MaxNames, s.fullest)
-	}
-	for s.names.length > most {
-		s.forget(s.names.oldest)
+	for most := s.mostNames(); s.names.length > most; {
+		s.forget(s.names.oldest())
 	}
 }
 
-// forget frees a record that is in the queue of names.
-func (s *Set) forget(i int32) {
-	s.names.remove(&s.slab, i)
-	r := s.slab.at(i)
-	if r.local != 0 {
-		s.unwait(i)
+// mostNames returns how many names are kept.
+func (s *Set) mostNames() int {
+	if s.cfg.MaxNames <= 0 {
+		return 0
 	}
-	s.index.remove(key{s.slab.hash(i), r.group})
-	s.slab.free(i)
+	return max(s.cfg.MaxNames, s.fullest)
+}
+
+// forget frees a record that is only a name.
+func (s *Set) forget(i int32) {
+	r := s.slab.edit(i)
+	s.names.remove(r)
+	s.unwait(i, r)
+	s.index.remove(&s.slab, i)
+	s.slab.free(i, r)
 	s.records--
 }
 
-// wait keeps record i aside until its parent has a name.
-func (s *Set) wait(i int32) bool {
+// wait keeps record i with its local hash aside until its parent has a name, and reports whether there was room.
+func (s *Set) wait(i int32, r *record, local uint64) bool {
 	if s.orphans >= s.cfg.MaxOrphans {
 		return false
 	}
-	r := s.slab.at(i)
 	k := key{s.slab.parent(i), r.group}
 	s.waiting[k] = append(s.waiting[k], i)
 	s.orphans++
+	r.name, r.flags = local, r.flags|recLocal
 	return true
 }
 
-func (s *Set) unwait(i int32) {
-	r := s.slab.at(i)
+// unwait forgets the local hash of record i, if it waits with one.
+func (s *Set) unwait(i int32, r *record) {
+	if r.flags&recLocal == 0 {
+		return
+	}
+	r.name, r.flags = 0, r.flags&^recLocal
 	k := key{s.slab.parent(i), r.group}
 	list := s.waiting[k]
 	at := slices.Index(list, i)
