@@ -35,14 +35,12 @@ func (s *Set) load(events []event.Event, i int) (blocks int) {
 		ev := &events[e]
 		group := ev.Group.Index()
 		if i == 0 && ev.HasParent && n < len(a.hashes) {
-			word, _ := s.index.word(&ev.Parent)
-			a.hashes[n] = s.index.hash(word, group)
+			a.hashes[n] = s.index.probe(&ev.Parent, group).hash
 			n++
 		}
 		first := i
 		for ; i < len(ev.Blocks) && blocks < ahead && n < len(a.hashes); i++ {
-			word, _ := s.index.word(&ev.Blocks[i].Hash)
-			a.hashes[n] = s.index.hash(word, group)
+			a.hashes[n] = s.index.probe(&ev.Blocks[i].Hash, group).hash
 			n++
 			blocks++
 		}

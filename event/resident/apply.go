@@ -41,7 +41,7 @@ func (s *Set) Apply(b *event.Batch) error {
 func (s *Set) applyStored(b *event.Batch, ev *event.Event) error {
 	s.noteGroup(ev)
 	tier, ok := s.addTier(ev.Tier)
-	group, m := ev.Group.Index(), event.NewMixer(ev.Group, ev.Tier)
+	group := ev.Group.Index()
 	for i := range ev.Blocks {
 		bl := &ev.Blocks[i]
 		at := s.find(&bl.Hash, group)
@@ -56,7 +56,7 @@ func (s *Set) applyStored(b *event.Batch, ev *event.Event) error {
 			if !ok {
 				return &InvariantError{b.First, bl.Hash, "more tiers than a source may have"}
 			}
-			s.rise(at, r, tier, &m, b.Time)
+			s.rise(at, r, bl.Hash, ev.Group, tier, b.Time)
 		} else if !found {
 			s.retire(at, r)
 		}
@@ -80,17 +80,17 @@ func (s *Set) follow(ev *event.Event, i int, at int32, r *record) {
 
 func (s *Set) applyEvicted(b *event.Batch, ev *event.Event) error {
 	tier, known := s.tierNumber(ev.Tier)
-	group, m := ev.Group.Index(), event.NewMixer(ev.Group, ev.Tier)
+	group := ev.Group.Index()
 	for i := range ev.Blocks {
 		bl := &ev.Blocks[i]
 		if bl.Effect >= 0 {
 			continue
 		}
 		at := s.find(&bl.Hash, group)
-		if at < 0 || !known || s.slab.copies(at, tier) == 0 {
+		if at < 0 || !known || s.slab.copies(at, s.slab.at(at), tier) == 0 {
 			return &InvariantError{b.First, bl.Hash, "no copy to take"}
 		}
-		s.fall(at, s.slab.edit(at), tier, &m)
+		s.fall(at, s.slab.edit(at), bl.Hash, ev.Group, tier)
 	}
 	return nil
 }

@@ -148,7 +148,7 @@ func (s *Set) judgeStored(b *event.Batch, e int) {
 	if c.hashable {
 		ev.Seed, ev.Unrooted = c.sealed, !c.rooted
 	}
-	group, m := ev.Group.Index(), event.NewMixer(ev.Group, ev.Tier)
+	group := ev.Group.Index()
 	for i := range ev.Blocks {
 		s.next(b, e, i)
 		bl := &ev.Blocks[i]
@@ -167,9 +167,9 @@ func (s *Set) judgeStored(b *event.Batch, e int) {
 		case r != nil && r.prefix() != 0:
 			s.told = append(s.told, at) // a placeholder says nothing of the chain: a run of its own does
 		}
-		if counts && !(s.cfg.AsSet && s.slab.copies(at, tier) > 0) {
+		if counts && !(s.cfg.AsSet && s.slab.copies(at, r, tier) > 0) {
 			bl.Effect = +1
-			s.rise(at, r, tier, &m, b.Time)
+			s.rise(at, r, bl.Hash, ev.Group, tier, b.Time)
 		}
 	}
 }
@@ -249,24 +249,26 @@ func (s *Set) describe(at int32, r *record, ev *event.Event, i int, seed uint64)
 func (s *Set) judgeEvicted(b *event.Batch, e int) {
 	ev := &b.Events[e]
 	tier, known := s.tierNumber(ev.Tier)
-	group, m := ev.Group.Index(), event.NewMixer(ev.Group, ev.Tier)
+	group, here := ev.Group.Index(), ev.Locality.Here()
 	for i := range ev.Blocks {
 		s.next(b, e, i)
 		bl := &ev.Blocks[i]
 		bl.Copies, bl.Age = -1, -1
 		at := s.find(&bl.Hash, group)
+		var r *record // nil for none
 		if at >= 0 {
-			bl.Prefix = s.slab.at(at).prefix()
+			r = s.slab.at(at)
+			bl.Prefix = r.prefix()
 		}
-		if !ev.Locality.Here() {
+		if !here {
 			continue
 		}
-		if at < 0 || !known || s.slab.copies(at, tier) == 0 {
+		if r == nil || !known || s.slab.copies(at, r, tier) == 0 {
 			s.note(evictedAbsent, b, bl.Hash)
 			continue
 		}
 		bl.Effect = -1
-		left, stored := s.fall(at, s.slab.edit(at), tier, &m)
+		left, stored := s.fall(at, s.slab.edit(at), bl.Hash, ev.Group, tier)
 		if !s.cfg.AsSet {
 			bl.Copies = int32(min(left, 1<<31-1))
 		}
@@ -297,7 +299,7 @@ func (s *Set) placeEvicted(b *event.Batch, at int) {
 
 // whereabouts returns the tier in which a block has a copy, GPU when it has none.
 func (s *Set) whereabouts(h *event.BlockHash, g event.Group) event.Tier {
-	if at := s.find(h, g.Index()); at >= 0 && s.slab.resident(at) {
+	if at := s.find(h, g.Index()); at >= 0 && s.slab.at(at).resident() {
 		return s.tiers[s.slab.at(at).first.tier].Tier
 	}
 	return event.GPU
@@ -355,7 +357,7 @@ func (s *Set) appendNames(b *event.Batch) {
 		}
 		seen[i] = true
 		tier := event.GPU
-		if s.slab.resident(i) {
+		if r.resident() {
 			tier = s.tiers[r.first.tier].Tier
 		}
 		continues := run != nil && run.Tier == tier && run.Group.Index() == r.group && r.flags&recParent != 0 &&

@@ -46,10 +46,10 @@ type Set struct {
 	slab     slab
 	digest   event.Digest
 	tiers    []TierCount // by tier number
+	mixers   []mixer     // by tier number
 	groups   []event.GroupInfo
 	names    names // records without copies, oldest first
 	records  int   // in use: with copies, or names
-	spread   int   // entries beyond one a record: of blocks in several tiers
 	fullest  int   // most records that had copies at once
 	waiting  map[key][]int32
 	orphans  int
@@ -59,6 +59,12 @@ type Set struct {
 	named []int32       // records that got a name in the batch being judged: who waited for them gets one too
 	told  []int32       // records whose names the batch's own runs do not tell: naming events will
 	room  []event.Block // of the naming events
+}
+
+// mixer is the mixer of a tier, for the group that it was used for last.
+type mixer struct {
+	event.Mixer
+	group event.Group
 }
 
 // key names a record that others wait for.
@@ -79,9 +85,9 @@ func (s *Set) Reset() {
 	s.index = newTable()
 	s.slab = slab{snapshots: new(atomic.Int32)} // older snapshots share nothing with it
 	s.digest = 0
-	s.tiers, s.groups = nil, nil
+	s.tiers, s.mixers, s.groups = nil, nil, nil
 	s.names = names{}
-	s.records, s.spread, s.fullest = 0, 0, 0
+	s.records, s.fullest = 0, 0
 	s.waiting = make(map[key][]int32)
 	s.orphans = 0
 	for i := range s.oddities {
@@ -105,7 +111,7 @@ func (s *Set) Blocks() uint64 {
 }
 
 // Entries returns how many entries a snapshot has: resident blocks and bare names.
-func (s *Set) Entries() uint64 { return uint64(s.records + s.spread) }
+func (s *Set) Entries() uint64 { return uint64(s.records + s.slab.spread) }
 
 // DeviceCopies returns the number of copies on the device.
 func (s *Set) DeviceCopies() uint64 {
@@ -144,12 +150,11 @@ func (s *Set) Clear() {
 // zero takes every copy out of every record.
 func (s *Set) zero() {
 	for i := range s.slab.all() {
-		if !s.slab.resident(i) {
+		if !s.slab.at(i).resident() {
 			continue
 		}
-		s.spread -= len(s.slab.more(i))
-		s.slab.setMore(i, nil)
 		r := s.slab.edit(i)
+		s.slab.setMore(i, r, nil)
 		r.first.copies = 0
 		s.retire(i, r)
 	}
@@ -174,7 +179,7 @@ func (s *Set) Copied(h event.BlockHash, g event.Group, tier event.Tier) uint32 {
 	if i < 0 || !known {
 		return 0
 	}
-	return s.slab.copies(i, t)
+	return s.slab.copies(i, s.slab.at(i), t)
 }
 
 func (s *Set) tierNames() []event.Tier {
@@ -206,7 +211,17 @@ func (s *Set) addTier(tier event.Tier) (uint16, bool) {
 		return 0, false
 	}
 	s.tiers = append(s.tiers, TierCount{Tier: tier})
+	s.mixers = append(s.mixers, mixer{Mixer: event.NewMixer(event.NoGroup, tier), group: event.NoGroup})
 	return uint16(len(s.tiers) - 1), true
+}
+
+// mixer returns what mixes the digest's weights of a group's blocks in a tier.
+func (s *Set) mixer(tier uint16, g event.Group) *event.Mixer {
+	m := &s.mixers[tier]
+	if m.group != g {
+		*m = mixer{Mixer: event.NewMixer(g, s.tiers[tier].Tier), group: g}
+	}
+	return &m.Mixer
 }
 
 func (s *Set) noteGroup(ev *event.Event) { NoteGroup(&s.groups, ev) }
@@ -245,27 +260,27 @@ func NoteGroup(groups *[]event.GroupInfo, ev *event.Event) (news bool) {
 const maxGroups = 64
 
 // find returns the record of a block, −1 when there is none.
-func (s *Set) find(h *event.BlockHash, group uint32) int32 { return s.index.find(&s.slab, h, group) }
+func (s *Set) find(h *event.BlockHash, group uint32) int32 {
+	return s.index.find(&s.slab, s.index.probe(h, group), h)
+}
 
-// rise adds a copy of record i to a tier; m is of the record's group and the tier.
-func (s *Set) rise(i int32, r *record, tier uint16, m *event.Mixer, now event.Time) {
+// rise adds a copy of record i, whose block is h of group g, to a tier.
+func (s *Set) rise(i int32, r *record, h event.BlockHash, g event.Group, tier uint16, now event.Time) {
 	if r.flags&recQueued != 0 {
 		s.names.remove(r)
 	}
-	s.digest += m.Mix64(s.slab.hash(i))
-	s.tiers[tier].Copies++
-	s.spread -= len(s.slab.more(i))
-	copies := s.slab.add(i, tier, now)
-	s.spread += len(s.slab.more(i))
-	if copies == 1 {
-		s.tiers[tier].Blocks++
+	s.digest += s.mixer(tier, g).Mix64(h)
+	t := &s.tiers[tier]
+	t.Copies++
+	if s.slab.add(i, r, tier, now) == 1 {
+		t.Blocks++
 		s.fullest = max(s.fullest, s.records-s.names.length)
 	}
 }
 
-// repeat adds n further copies of record i to a tier that has one.
-func (s *Set) repeat(i int32, r *record, tier uint16, m *event.Mixer, n uint32) {
-	s.digest += event.Digest(n) * m.Mix64(s.slab.hash(i))
+// repeat adds n further copies to a tier that has one.
+func (s *Set) repeat(i int32, r *record, h event.BlockHash, g event.Group, tier uint16, n uint32) {
+	s.digest += event.Digest(n) * s.mixer(tier, g).Mix64(h)
 	s.tiers[tier].Copies += uint64(n)
 	if r.first.tier == tier {
 		r.first.copies += n
@@ -277,19 +292,18 @@ func (s *Set) repeat(i int32, r *record, tier uint16, m *event.Mixer, n uint32) 
 			more[j].copies += n
 		}
 	}
-	s.slab.setMore(i, more)
+	s.slab.setMore(i, r, more)
 }
 
-// fall takes a copy of record i out of a tier that has one, and returns what is left and when it was stored.
-func (s *Set) fall(i int32, r *record, tier uint16, m *event.Mixer) (left uint32, stored event.Time) {
-	s.digest -= m.Mix64(s.slab.hash(i))
-	s.tiers[tier].Copies--
-	s.spread -= len(s.slab.more(i))
-	left, stored = s.slab.take(i, tier)
-	s.spread += len(s.slab.more(i))
+// fall takes a copy out of a tier that has one, and returns what is left and when it was stored.
+func (s *Set) fall(i int32, r *record, h event.BlockHash, g event.Group, tier uint16) (left uint32, stored event.Time) {
+	s.digest -= s.mixer(tier, g).Mix64(h)
+	t := &s.tiers[tier]
+	t.Copies--
+	left, stored = s.slab.take(i, r, tier)
 	if left == 0 {
-		s.tiers[tier].Blocks--
-		if !s.slab.resident(i) {
+		t.Blocks--
+		if !r.resident() {
 			s.retire(i, r)
 		}
 	}
@@ -308,17 +322,16 @@ func (s *Set) name(i int32, r *record, prefix event.PrefixHash) bool {
 
 // record returns the record of a block, made if need be, to be written.
 func (s *Set) record(h *event.BlockHash, group uint32) (int32, *record) {
-	if i := s.find(h, group); i >= 0 {
+	k := s.index.probe(h, group)
+	if i := s.index.find(&s.slab, k, h); i >= 0 {
 		return i, s.slab.edit(i)
 	}
 	i, r := s.slab.alloc()
-	word, long := s.index.word(h)
-	r.hash, r.group, r.flags = word, group, recUsed
-	if long {
-		r.flags |= recLongHash
+	r.hash, r.group, r.flags = k.word, group, k.flags
+	if k.flags&recLongHash != 0 {
 		s.slab.editExtra(i).hash = h.Clone()
 	}
-	s.index.put(&s.slab, i)
+	s.index.put(&s.slab, k.hash, i)
 	s.records++
 	return i, r
 }

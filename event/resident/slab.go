@@ -26,7 +26,7 @@ type record struct {
 	parent    uint64
 	name      uint64  // the prefix hash, or, while that is unknown only because the parent's is, the local one; 0 = unknown
 	seed      uint64  // sealed
-	first     holding // the only one, mostly
+	first     holding // the only one, mostly; without copies when there is none
 	group     uint32
 	blockSize uint32
 	link      uint32 // its place among the names, or the next free record plus one
@@ -98,8 +98,8 @@ func (s *slab) more(i int32) []holding {
 	return s.extra(i).more
 }
 
-func (s *slab) setMore(i int32, more []holding) {
-	r := s.edit(i)
+func (s *slab) setMore(i int32, r *record, more []holding) {
+	s.spread += len(more) - len(s.more(i))
 	if len(more) == 0 {
 		if r.flags&recSpread != 0 {
 			r.flags &^= recSpread
@@ -111,9 +111,10 @@ func (s *slab) setMore(i int32, more []holding) {
 	s.editExtra(i).more = more
 }
 
-func (s *slab) copies(i int32, tier uint16) uint32 {
-	r := s.at(i)
-	if r.first.tier == tier && r.first.copies > 0 {
+func (r *record) resident() bool { return r.first.copies > 0 }
+
+func (s *slab) copies(i int32, r *record, tier uint16) uint32 {
+	if r.first.tier == tier || r.flags&recSpread == 0 && r.first.copies == 0 {
 		return r.first.copies
 	}
 	for _, h := range s.more(i) {
@@ -124,19 +125,13 @@ func (s *slab) copies(i int32, tier uint16) uint32 {
 	return 0
 }
 
-func (s *slab) resident(i int32) bool {
-	r := s.at(i)
-	return r.first.copies > 0 || r.flags&recSpread != 0
-}
-
 // add adds a copy and returns how many there are.
-func (s *slab) add(i int32, tier uint16, now event.Time) uint32 {
-	r := s.edit(i)
-	if !s.resident(i) {
+func (s *slab) add(i int32, r *record, tier uint16, now event.Time) uint32 {
+	switch {
+	case !r.resident():
 		r.first = holding{stored: now, copies: 1, tier: tier}
 		return 1
-	}
-	if r.first.tier == tier {
+	case r.first.tier == tier:
 		r.first.copies++
 		return r.first.copies
 	}
@@ -144,23 +139,23 @@ func (s *slab) add(i int32, tier uint16, now event.Time) uint32 {
 	for j := range more {
 		if more[j].tier == tier {
 			more[j].copies++
-			s.setMore(i, more)
+			s.setMore(i, r, more)
 			return more[j].copies
 		}
 	}
-	s.setMore(i, append(more, holding{stored: now, copies: 1, tier: tier}))
+	s.setMore(i, r, append(more, holding{stored: now, copies: 1, tier: tier}))
 	return 1
 }
 
 // take takes a copy from a tier that has one.
-func (s *slab) take(i int32, tier uint16) (left uint32, stored event.Time) {
-	r := s.edit(i)
-	if r.first.tier == tier && r.first.copies > 0 {
+func (s *slab) take(i int32, r *record, tier uint16) (left uint32, stored event.Time) {
+	if r.first.tier == tier {
 		r.first.copies--
 		left, stored = r.first.copies, r.first.stored
-		if more := s.more(i); left == 0 && len(more) > 0 {
+		if left == 0 && r.flags&recSpread != 0 {
+			more := s.more(i)
 			r.first = more[0]
-			s.setMore(i, slices.Clone(more[1:]))
+			s.setMore(i, r, slices.Clone(more[1:]))
 		}
 		return left, stored
 	}
@@ -176,7 +171,7 @@ func (s *slab) take(i int32, tier uint16) (left uint32, stored event.Time) {
 		}
 		break
 	}
-	s.setMore(i, more)
+	s.setMore(i, r, more)
 	return left, stored
 }
 
@@ -200,6 +195,7 @@ type slab struct {
 	snapshots  *atomic.Int32 // that live
 	used       int32         // records ever taken; those freed since are in the list
 	freeList   uint32        // the first free record plus one; 0 = none
+	spread     int           // holdings beyond the first of their record
 }
 
 func (s *slab) at(i int32) *record { return &s.chunks[i>>chunkBits].records[i&(chunkSize-1)] }

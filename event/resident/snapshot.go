@@ -119,10 +119,9 @@ func (s *Set) add(e *event.Entry) {
 		return
 	}
 	if tier, ok := s.addTier(e.Tier); ok {
-		m := event.NewMixer(e.Group, e.Tier)
-		s.rise(at, r, tier, &m, e.Stored)
+		s.rise(at, r, e.Hash, e.Group, tier, e.Stored)
 		if e.Copies > 1 {
-			s.repeat(at, r, tier, &m, e.Copies-1)
+			s.repeat(at, r, e.Hash, e.Group, tier, e.Copies-1)
 		}
 	}
 }

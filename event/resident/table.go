@@ -70,17 +70,25 @@ func newTable() table {
 	return table{buckets: make([]bucket, firstSize), seed: [2]uint64{maphash.String(seed, "0"), maphash.String(seed, "1") | 1}}
 }
 
-// word returns what a record has of a hash: an integer itself, of anything longer a hash of it.
-func (t *table) word(h *event.BlockHash) (word uint64, long bool) {
-	if n, isInt := h.Int(); isInt {
-		return n, false
-	}
-	return t.longWord(h), true
+// probe is a key as it is looked for.
+type probe struct {
+	hash  uint64 // of the key
+	word  uint64 // what its record has of the engine's hash: an integer itself, of anything longer a hash of it
+	group uint32
+	flags uint8 // that its record has
 }
 
-func (t *table) longWord(h *event.BlockHash) uint64 {
+func (t *table) probe(h *event.BlockHash, group uint32) probe {
+	if n, isInt := h.Int(); isInt {
+		return probe{hash: t.hash(n, group), word: n, group: group, flags: recUsed}
+	}
+	return t.probeLong(h, group)
+}
+
+func (t *table) probeLong(h *event.BlockHash, group uint32) probe {
 	var room [64]byte
-	return xxh3.HashSeed(h.AppendTo(room[:0]), t.seed[0])
+	word := xxh3.HashSeed(h.AppendTo(room[:0]), t.seed[0])
+	return probe{hash: t.hash(word, group), word: word, group: group, flags: recUsed | recLongHash}
 }
 
 // hash spreads a key over 64 bits, by seeds that nobody outside knows.
@@ -92,29 +100,24 @@ func (t *table) hash(word uint64, group uint32) uint64 {
 // tag returns the eight bits of a hash that stand in its bucket.
 func tag(hash uint64) uint8 { return max(uint8(hash>>56), 1) }
 
-// find returns the record of a key, −1 when there is none.
-func (t *table) find(s *slab, h *event.BlockHash, group uint32) int32 {
-	word, long := t.word(h)
-	flags := recUsed
-	if long {
-		flags |= recLongHash
-	}
-	hash := t.hash(word, group)
-	at := search(t.buckets, s, hash, word, group, flags, h)
+// find returns the record of a key with this engine's hash, −1 when there is none.
+func (t *table) find(s *slab, k probe, h *event.BlockHash) int32 {
+	at := search(t.buckets, s, k, h)
 	if at < 0 && t.former != nil {
 		// What was freed since is found there no more: a record that is used again has another key, or this one.
-		at = search(t.former, s, hash, word, group, flags, h)
+		at = search(t.former, s, k, h)
 	}
 	return at
 }
 
-func search(buckets []bucket, s *slab, hash, word uint64, group uint32, flags uint8, h *event.BlockHash) int32 {
+func search(buckets []bucket, s *slab, k probe, h *event.BlockHash) int32 {
 	for i := range uint64(len(buckets)) {
-		b := &buckets[(hash+i)&uint64(len(buckets)-1)]
-		for m := b.match(tag(hash)); m != 0; m &= m - 1 {
+		b := &buckets[(k.hash+i)&uint64(len(buckets)-1)]
+		for m := b.match(tag(k.hash)); m != 0; m &= m - 1 {
 			at := b.at[slot(m)]
 			r := s.at(at)
-			if r.hash == word && r.group == group && r.flags&(recUsed|recLongHash) == flags && (flags == recUsed || s.extra(at).hash == *h) {
+			if r.hash == k.word && r.group == k.group && r.flags&(recUsed|recLongHash) == k.flags &&
+				(k.flags == recUsed || s.extra(at).hash == *h) {
 				return at
 			}
 		}
@@ -125,13 +128,12 @@ func search(buckets []bucket, s *slab, hash, word uint64, group uint32, flags ui
 	return -1
 }
 
-// put enters a record whose key is not there.
-func (t *table) put(s *slab, at int32) {
+// put enters a record whose key, of this hash, is not there.
+func (t *table) put(s *slab, hash uint64, at int32) {
 	if t.len >= bucketFill*len(t.buckets) {
 		t.grow(s)
 	}
-	r := s.at(at)
-	t.insert(t.hash(r.hash, r.group), at)
+	t.insert(hash, at)
 	if t.former != nil {
 		if t.puts++; t.puts%(ahead/4) == 0 { // of 4 n records that fit, n are here when all of those before have been moved
 			t.move(s)
