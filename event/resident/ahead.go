@@ -4,7 +4,7 @@ import "kvstrata/event"
 
 const (
 	ahead = 64      // blocks whose cache misses overlap
-	cold  = 1 << 11 // records from which on there are misses
+	cold  = 1 << 13 // records from which on there are misses
 )
 
 // lookahead has the cache lines loaded that the judge will look at next, many at a time: it would wait for each by itself.
@@ -35,12 +35,12 @@ func (s *Set) load(events []event.Event, i int) (blocks int) {
 		ev := &events[e]
 		group := ev.Group.Index()
 		if i == 0 && ev.HasParent && n < len(a.hashes) {
-			a.hashes[n] = s.index.probe(&ev.Parent, group).hash
+			a.hashes[n] = s.index.hash(s.index.word(&ev.Parent), group)
 			n++
 		}
 		first := i
 		for ; i < len(ev.Blocks) && blocks < ahead && n < len(a.hashes); i++ {
-			a.hashes[n] = s.index.probe(&ev.Blocks[i].Hash, group).hash
+			a.hashes[n] = s.index.hash(s.index.word(&ev.Blocks[i].Hash), group)
 			n++
 			blocks++
 		}

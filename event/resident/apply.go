@@ -56,7 +56,7 @@ func (s *Set) applyStored(b *event.Batch, ev *event.Event) error {
 			if !ok {
 				return &InvariantError{b.First, bl.Hash, "more tiers than a source may have"}
 			}
-			s.rise(at, r, bl.Hash, ev.Group, tier, b.Time)
+			s.rise(at, r, bl.Hash, tier, s.mixer(tier, ev.Group), b.Time)
 		} else if !found {
 			s.retire(at, r)
 		}
@@ -71,7 +71,7 @@ func (s *Set) follow(ev *event.Event, i int, at int32, r *record) {
 	case prefix == 0 || r.prefix() != 0:
 	case !ev.Unrooted:
 		s.describe(at, r, ev, i, ev.Seed)
-		s.name(at, r, prefix)
+		r.name = uint64(prefix)
 	case r.flags&recLocal == 0 && s.cfg.MaxOrphans > 0:
 		s.describe(at, r, ev, i, ev.Seed)
 		s.wait(at, r, uint64(prefix))
@@ -90,7 +90,7 @@ func (s *Set) applyEvicted(b *event.Batch, ev *event.Event) error {
 		if at < 0 || !known || s.slab.copies(at, s.slab.at(at), tier) == 0 {
 			return &InvariantError{b.First, bl.Hash, "no copy to take"}
 		}
-		s.fall(at, s.slab.edit(at), bl.Hash, ev.Group, tier)
+		s.fall(at, s.slab.edit(at), bl.Hash, tier, s.mixer(tier, ev.Group))
 	}
 	return nil
 }

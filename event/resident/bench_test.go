@@ -2,6 +2,7 @@ package resident_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"kvstrata/event"
@@ -64,13 +65,20 @@ func BenchmarkJudge(b *testing.B) {
 			{"64-block", 1, 64, 1},
 			{"64-block-scattered", 1, 64, 0x9e3779b1},
 			{"8x4-block-scattered", 8, 4, 0x9e3779b1},
+			{"16-sets-8x4-block", 8, 4, 0x9e3779b1},
 			{"1-block-scattered", 1, 1, 0x9e3779b1},
 		} {
 			b.Run(fmt.Sprintf("resident=%d/%s", n, shape.name), func(b *testing.B) {
-				c := newChurn(n, shape.runs, shape.blocks, shape.stride)
+				sets := []*churn{newChurn(n, shape.runs, shape.blocks, shape.stride)}
+				if strings.HasPrefix(shape.name, "16") {
+					sets = nil
+					for range 16 {
+						sets = append(sets, newChurn(n/16, shape.runs, shape.blocks, shape.stride))
+					}
+				}
 				b.ReportAllocs()
-				for b.Loop() {
-					c.judge()
+				for i := 0; b.Loop(); i++ {
+					sets[i%len(sets)].judge()
 				}
 				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*2*shape.runs*shape.blocks), "ns/block-op")
 			})

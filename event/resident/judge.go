@@ -148,7 +148,7 @@ func (s *Set) judgeStored(b *event.Batch, e int) {
 	if c.hashable {
 		ev.Seed, ev.Unrooted = c.sealed, !c.rooted
 	}
-	group := ev.Group.Index()
+	group, m := ev.Group.Index(), s.mixer(tier, ev.Group)
 	for i := range ev.Blocks {
 		s.next(b, e, i)
 		bl := &ev.Blocks[i]
@@ -169,7 +169,7 @@ func (s *Set) judgeStored(b *event.Batch, e int) {
 		}
 		if counts && !(s.cfg.AsSet && s.slab.copies(at, r, tier) > 0) {
 			bl.Effect = +1
-			s.rise(at, r, bl.Hash, ev.Group, tier, b.Time)
+			s.rise(at, r, bl.Hash, tier, m, b.Time)
 		}
 	}
 }
@@ -215,24 +215,26 @@ func (s *Set) hashBlock(b *event.Batch, ev *event.Event, c *chain, i int, at int
 // nameBlock enters the name that block i of a run has got.
 func (s *Set) nameBlock(b *event.Batch, ev *event.Event, i int, at int32, r *record, seed uint64) {
 	bl := &ev.Blocks[i]
-	fresh := r.prefix() == 0
-	if fresh {
+	switch had := r.prefix(); {
+	case had == 0:
 		s.describe(at, r, ev, i, seed)
-	}
-	if !s.name(at, r, bl.Prefix) {
+		r.name = uint64(bl.Prefix)
+		if len(s.waiting) > 0 {
+			s.named = append(s.named, at)
+		}
+	case had != bl.Prefix:
 		// The first name stays, so that what rose under it falls under it.
 		s.note(nameDiffers, b, bl.Hash)
 		bl.Prefix = 0
 		s.told = append(s.told, at)
 	}
-	if fresh && len(s.waiting) > 0 {
-		s.named = append(s.named, at)
-	}
 }
 
 // describe enters in a record what a run tells of its block i.
 func (s *Set) describe(at int32, r *record, ev *event.Event, i int, seed uint64) {
-	s.unwait(at, r) // told before by a run without a root; forget where it stood
+	if r.flags&recLocal != 0 { // told before by a run without a root; forget where it stood
+		s.unwait(at, r)
+	}
 	r.seed, r.blockSize = seed, ev.BlockSize
 	r.flags &^= recParent | recEagle
 	if ev.Eagle {
@@ -250,6 +252,10 @@ func (s *Set) judgeEvicted(b *event.Batch, e int) {
 	ev := &b.Events[e]
 	tier, known := s.tierNumber(ev.Tier)
 	group, here := ev.Group.Index(), ev.Locality.Here()
+	var m *event.Mixer
+	if known {
+		m = s.mixer(tier, ev.Group)
+	}
 	for i := range ev.Blocks {
 		s.next(b, e, i)
 		bl := &ev.Blocks[i]
@@ -268,7 +274,7 @@ func (s *Set) judgeEvicted(b *event.Batch, e int) {
 			continue
 		}
 		bl.Effect = -1
-		left, stored := s.fall(at, s.slab.edit(at), bl.Hash, ev.Group, tier)
+		left, stored := s.fall(at, s.slab.edit(at), bl.Hash, tier, m)
 		if !s.cfg.AsSet {
 			bl.Copies = int32(min(left, 1<<31-1))
 		}
@@ -336,7 +342,7 @@ func (s *Set) nameOrphans(b *event.Batch) {
 				s.note(seedDiffers, b, s.slab.hash(i))
 				continue
 			}
-			s.name(i, r, event.Chain(parent.prefix(), local))
+			r.name = uint64(event.Chain(parent.prefix(), local))
 			s.named = append(s.named, i)
 			s.told = append(s.told, i)
 		}

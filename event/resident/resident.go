@@ -261,15 +261,16 @@ const maxGroups = 64
 
 // find returns the record of a block, −1 when there is none.
 func (s *Set) find(h *event.BlockHash, group uint32) int32 {
-	return s.index.find(&s.slab, s.index.probe(h, group), h)
+	i, _ := s.index.find(&s.slab, h, group)
+	return i
 }
 
-// rise adds a copy of record i, whose block is h of group g, to a tier.
-func (s *Set) rise(i int32, r *record, h event.BlockHash, g event.Group, tier uint16, now event.Time) {
+// rise adds a copy of record i, whose block is h, to a tier; m is of the block's group and the tier.
+func (s *Set) rise(i int32, r *record, h event.BlockHash, tier uint16, m *event.Mixer, now event.Time) {
 	if r.flags&recQueued != 0 {
 		s.names.remove(r)
 	}
-	s.digest += s.mixer(tier, g).Mix64(h)
+	s.digest += m.Mix64(h)
 	t := &s.tiers[tier]
 	t.Copies++
 	if s.slab.add(i, r, tier, now) == 1 {
@@ -279,8 +280,8 @@ func (s *Set) rise(i int32, r *record, h event.BlockHash, g event.Group, tier ui
 }
 
 // repeat adds n further copies to a tier that has one.
-func (s *Set) repeat(i int32, r *record, h event.BlockHash, g event.Group, tier uint16, n uint32) {
-	s.digest += event.Digest(n) * s.mixer(tier, g).Mix64(h)
+func (s *Set) repeat(i int32, r *record, h event.BlockHash, tier uint16, m *event.Mixer, n uint32) {
+	s.digest += event.Digest(n) * m.Mix64(h)
 	s.tiers[tier].Copies += uint64(n)
 	if r.first.tier == tier {
 		r.first.copies += n
@@ -296,8 +297,8 @@ func (s *Set) repeat(i int32, r *record, h event.BlockHash, g event.Group, tier 
 }
 
 // fall takes a copy out of a tier that has one, and returns what is left and when it was stored.
-func (s *Set) fall(i int32, r *record, h event.BlockHash, g event.Group, tier uint16) (left uint32, stored event.Time) {
-	s.digest -= s.mixer(tier, g).Mix64(h)
+func (s *Set) fall(i int32, r *record, h event.BlockHash, tier uint16, m *event.Mixer) (left uint32, stored event.Time) {
+	s.digest -= m.Mix64(h)
 	t := &s.tiers[tier]
 	t.Copies--
 	left, stored = s.slab.take(i, r, tier)
@@ -310,28 +311,19 @@ func (s *Set) fall(i int32, r *record, h event.BlockHash, g event.Group, tier ui
 	return left, stored
 }
 
-// name gives record i the name of a prefix, unless it has one; it reports whether the name is (now) this one.
-func (s *Set) name(i int32, r *record, prefix event.PrefixHash) bool {
-	if had := r.prefix(); had != 0 {
-		return had == prefix
-	}
-	s.unwait(i, r)
-	r.name = uint64(prefix)
-	return true
-}
-
 // record returns the record of a block, made if need be, to be written.
 func (s *Set) record(h *event.BlockHash, group uint32) (int32, *record) {
-	k := s.index.probe(h, group)
-	if i := s.index.find(&s.slab, k, h); i >= 0 {
+	i, hash := s.index.find(&s.slab, h, group)
+	if i >= 0 {
 		return i, s.slab.edit(i)
 	}
 	i, r := s.slab.alloc()
-	r.hash, r.group, r.flags = k.word, group, k.flags
-	if k.flags&recLongHash != 0 {
+	r.hash, r.group, r.flags = s.index.word(h), group, recUsed
+	if _, isInt := h.Int(); !isInt {
+		r.flags |= recLongHash
 		s.slab.editExtra(i).hash = h.Clone()
 	}
-	s.index.put(&s.slab, k.hash, i)
+	s.index.put(&s.slab, hash, i)
 	s.records++
 	return i, r
 }
@@ -358,8 +350,10 @@ func (s *Set) mostNames() int {
 func (s *Set) forget(i int32) {
 	r := s.slab.edit(i)
 	s.names.remove(r)
-	s.unwait(i, r)
-	s.index.remove(&s.slab, i)
+	if r.flags&recLocal != 0 {
+		s.unwait(i, r)
+	}
+	s.index.remove(r, i)
 	s.slab.free(i, r)
 	s.records--
 }
@@ -376,11 +370,8 @@ func (s *Set) wait(i int32, r *record, local uint64) bool {
 	return true
 }
 
-// unwait forgets the local hash of record i, if it waits with one.
+// unwait forgets the local hash with which record i waits.
 func (s *Set) unwait(i int32, r *record) {
-	if r.flags&recLocal == 0 {
-		return
-	}
 	r.name, r.flags = 0, r.flags&^recLocal
 	k := key{s.slab.parent(i), r.group}
 	list := s.waiting[k]

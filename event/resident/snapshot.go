@@ -109,9 +109,14 @@ func (s *Set) add(e *event.Entry) {
 			r.flags |= recEagle
 		}
 	}
-	if e.Prefix != 0 {
-		s.name(at, r, e.Prefix)
-	} else if e.Local != 0 && r.name == 0 {
+	switch {
+	case r.prefix() != 0:
+	case e.Prefix != 0:
+		if r.flags&recLocal != 0 {
+			s.unwait(at, r)
+		}
+		r.name = uint64(e.Prefix)
+	case e.Local != 0 && r.flags&recLocal == 0:
 		s.wait(at, r, e.Local)
 	}
 	if e.Copies == 0 {
@@ -119,9 +124,10 @@ func (s *Set) add(e *event.Entry) {
 		return
 	}
 	if tier, ok := s.addTier(e.Tier); ok {
-		s.rise(at, r, e.Hash, e.Group, tier, e.Stored)
+		m := s.mixer(tier, e.Group)
+		s.rise(at, r, e.Hash, tier, m, e.Stored)
 		if e.Copies > 1 {
-			s.repeat(at, r, e.Hash, e.Group, tier, e.Copies-1)
+			s.repeat(at, r, e.Hash, tier, m, e.Copies-1)
 		}
 	}
 }

@@ -17,39 +17,38 @@ const (
 
 // bucket is a cache line of numbers of records, each beside eight bits of its key's hash.
 type bucket struct {
-	tags  uint64 // of slots 0 to 7, a byte each; 0 is empty
-	tags2 uint32 // of slots 8 to 11
-	over  uint32 // records that found this bucket full and lie further on
-	at    [bucketSlots]int32
+	tags [2]uint64 // of slots 0 to 7 and 8 to 11, a byte each, 0 is empty; above them how many records found no room and lie further on
+	at   [bucketSlots]int32
 }
 
 const (
 	eachByte = 0x01010101_01010101
 	topBits  = 0x80808080_80808080
 	lower    = 1<<32 - 1
+	oneOver  = 1 << 32
 )
+
+func (b *bucket) over() bool { return b.tags[1] >= oneOver }
 
 // match returns the slots that have a tag, as slot reads them. Behind the first it may name some that have not.
 func (b *bucket) match(tag uint8) uint64 {
-	x, y := b.tags^uint64(tag)*eachByte, uint64(b.tags2)^uint64(tag)*(eachByte&lower)
+	x, y := b.tags[0]^uint64(tag)*eachByte, b.tags[1]^uint64(tag)*(eachByte&lower)
 	return (x-eachByte)&^x&topBits | (y-eachByte&lower)&^y&(topBits&lower)>>1
 }
 
 // slot returns the first of the slots that match has named.
-func slot(match uint64) int {
-	bit := bits.TrailingZeros64(match)
-	return bit>>3 + 8*(^bit&1)
+func slot(match uint64) uint {
+	bit := uint(bits.TrailingZeros64(match))
+	return (bit>>3 + 8*(^bit&1)) & 15
 }
 
-// set enters a record under a tag; tag 0 takes it out.
-func (b *bucket) set(slot int, tag uint8, at int32) {
+// set enters a record under a tag in an empty slot.
+func (b *bucket) set(slot uint, tag uint8, at int32) {
 	b.at[slot] = at
-	if shift := slot % 8 * 8; slot < 8 {
-		b.tags = b.tags&^(0xff<<shift) | uint64(tag)<<shift
-	} else {
-		b.tags2 = b.tags2&^(0xff<<shift) | uint32(tag)<<shift
-	}
+	b.tags[slot/8] |= uint64(tag) << (slot % 8 * 8)
 }
+
+func (b *bucket) empty(slot uint) { b.tags[slot/8] &^= 0xff << (slot % 8 * 8) }
 
 // table finds records by their keys, which lie in the records: a hash and a cache group. An operation looks at one bucket, mostly; of a
 // full one at the next, too. A table that is full is followed by another of twice the size, into which the records are
@@ -70,25 +69,17 @@ func newTable() table {
 	return table{buckets: make([]bucket, firstSize), seed: [2]uint64{maphash.String(seed, "0"), maphash.String(seed, "1") | 1}}
 }
 
-// probe is a key as it is looked for.
-type probe struct {
-	hash  uint64 // of the key
-	word  uint64 // what its record has of the engine's hash: an integer itself, of anything longer a hash of it
-	group uint32
-	flags uint8 // that its record has
-}
-
-func (t *table) probe(h *event.BlockHash, group uint32) probe {
+// word returns what a record has of a hash: an integer itself, of anything longer a hash of it.
+func (t *table) word(h *event.BlockHash) uint64 {
 	if n, isInt := h.Int(); isInt {
-		return probe{hash: t.hash(n, group), word: n, group: group, flags: recUsed}
+		return n
 	}
-	return t.probeLong(h, group)
+	return t.longWord(h)
 }
 
-func (t *table) probeLong(h *event.BlockHash, group uint32) probe {
+func (t *table) longWord(h *event.BlockHash) uint64 {
 	var room [64]byte
-	word := xxh3.HashSeed(h.AppendTo(room[:0]), t.seed[0])
-	return probe{hash: t.hash(word, group), word: word, group: group, flags: recUsed | recLongHash}
+	return xxh3.HashSeed(h.AppendTo(room[:0]), t.seed[0])
 }
 
 // hash spreads a key over 64 bits, by seeds that nobody outside knows.
@@ -100,33 +91,56 @@ func (t *table) hash(word uint64, group uint32) uint64 {
 // tag returns the eight bits of a hash that stand in its bucket.
 func tag(hash uint64) uint8 { return max(uint8(hash>>56), 1) }
 
-// find returns the record of a key with this engine's hash, −1 when there is none.
-func (t *table) find(s *slab, k probe, h *event.BlockHash) int32 {
-	at := search(t.buckets, s, k, h)
+// find returns the record of a key, −1 when there is none, and the key's hash.
+func (t *table) find(s *slab, h *event.BlockHash, group uint32) (at int32, hash uint64) {
+	word, isInt := h.Int()
+	if !isInt {
+		word = t.longWord(h)
+	}
+	hash = t.hash(word, group)
+	b := t.bucket(hash)
+	for m := b.match(tag(hash)); m != 0; m &= m - 1 {
+		at := b.at[slot(m)]
+		if s.at(at).is(word, group, isInt) && (isInt || s.extra(at).hash == *h) {
+			return at, hash
+		}
+	}
+	if !b.over() && t.former == nil {
+		return -1, hash
+	}
+	at = search(t.buckets, s, hash, word, group, h)
 	if at < 0 && t.former != nil {
 		// What was freed since is found there no more: a record that is used again has another key, or this one.
-		at = search(t.former, s, k, h)
+		at = search(t.former, s, hash, word, group, h)
 	}
-	return at
+	return at, hash
 }
 
-func search(buckets []bucket, s *slab, k probe, h *event.BlockHash) int32 {
+// is reports whether a record has a key, as far as it tells.
+func (r *record) is(word uint64, group uint32, isInt bool) bool {
+	return r.hash == word && r.group == group && r.flags&recUsed != 0 && r.flags&recLongHash != 0 != isInt
+}
+
+// search finds a key wherever it may be in some buckets.
+func search(buckets []bucket, s *slab, hash, word uint64, group uint32, h *event.BlockHash) int32 {
+	_, isInt := h.Int()
 	for i := range uint64(len(buckets)) {
-		b := &buckets[(k.hash+i)&uint64(len(buckets)-1)]
-		for m := b.match(tag(k.hash)); m != 0; m &= m - 1 {
+		b := &buckets[(hash+i)&uint64(len(buckets)-1)]
+		for m := b.match(tag(hash)); m != 0; m &= m - 1 {
 			at := b.at[slot(m)]
-			r := s.at(at)
-			if r.hash == k.word && r.group == k.group && r.flags&(recUsed|recLongHash) == k.flags &&
-				(k.flags == recUsed || s.extra(at).hash == *h) {
+			if s.at(at).is(word, group, isInt) && (isInt || s.extra(at).hash == *h) {
 				return at
 			}
 		}
-		if b.over == 0 {
+		if !b.over() {
 			break
 		}
 	}
 	return -1
 }
+
+// bucket returns the bucket in which a hash is at home.
+func (t *table) bucket(hash uint64) *bucket { return &t.buckets[hash&uint64(len(t.buckets)-1)] }
 
 // put enters a record whose key, of this hash, is not there.
 func (t *table) put(s *slab, hash uint64, at int32) {
@@ -143,45 +157,44 @@ func (t *table) put(s *slab, hash uint64, at int32) {
 
 func (t *table) insert(hash uint64, at int32) {
 	t.len++
-	for i := hash; ; i++ {
-		b := &t.buckets[i&uint64(len(t.buckets)-1)]
-		if empty := b.match(0); empty != 0 {
-			b.set(slot(empty), tag(hash), at)
-			return
-		}
-		b.over++
+	b := t.bucket(hash)
+	empty := b.match(0)
+	for i := hash + 1; empty == 0; i++ {
+		b.tags[1] += oneOver
+		b = t.bucket(i)
+		empty = b.match(0)
 	}
+	b.set(slot(empty), tag(hash), at)
 }
 
 // remove takes a record out. The former buckets keep it, where it is not found any more.
-func (t *table) remove(s *slab, at int32) {
-	r := s.at(at)
+func (t *table) remove(r *record, at int32) {
 	hash := t.hash(r.hash, r.group)
-	steps, in := t.locate(hash, at)
-	if in < 0 {
+	b, in := t.locate(hash, at)
+	if b == nil {
 		return
 	}
-	for i := range steps {
-		t.buckets[(hash+i)&uint64(len(t.buckets)-1)].over--
-	}
-	t.buckets[(hash+steps)&uint64(len(t.buckets)-1)].set(in, 0, 0)
+	b.empty(in)
 	t.len--
+	for ; t.bucket(hash) != b; hash++ {
+		t.bucket(hash).tags[1] -= oneOver
+	}
 }
 
-// locate returns in which slot a record lies, −1 when it is not in the buckets, and how many buckets behind its own.
-func (t *table) locate(hash uint64, at int32) (steps uint64, in int) {
-	for steps := range uint64(len(t.buckets)) {
-		b := &t.buckets[(hash+steps)&uint64(len(t.buckets)-1)]
+// locate returns where a record is in the buckets, nil when it is not there.
+func (t *table) locate(hash uint64, at int32) (b *bucket, in uint) {
+	for i := range uint64(len(t.buckets)) {
+		b := t.bucket(hash + i)
 		for m := b.match(tag(hash)); m != 0; m &= m - 1 {
 			if in := slot(m); b.at[in] == at {
-				return steps, in
+				return b, in
 			}
 		}
-		if b.over == 0 {
+		if !b.over() {
 			break
 		}
 	}
-	return 0, -1
+	return nil, 0
 }
 
 func (t *table) grow(s *slab) {
@@ -207,7 +220,7 @@ func (t *table) move(s *slab) {
 			continue
 		}
 		hash := hashes[at-first]
-		if _, in := t.locate(hash, at); in < 0 { // it is when it came since
+		if b, _ := t.locate(hash, at); b == nil { // it is when it came since
 			t.insert(hash, at)
 		}
 	}
@@ -219,11 +232,11 @@ func (t *table) move(s *slab) {
 // touch loads the first bucket of each of some hashes, one after the other and nothing between them, so that the misses overlap.
 func (t *table) touch(hashes []uint64) (sink uint64) {
 	for _, hash := range hashes {
-		sink += t.buckets[hash&uint64(len(t.buckets)-1)].tags
+		sink += t.bucket(hash).tags[0]
 	}
 	if t.former != nil {
 		for _, hash := range hashes {
-			sink += t.former[hash&uint64(len(t.former)-1)].tags
+			sink += t.former[hash&uint64(len(t.former)-1)].tags[0]
 		}
 	}
 	return sink
@@ -231,7 +244,7 @@ func (t *table) touch(hashes []uint64) (sink uint64) {
 
 // appendLikely appends the record that a hash's bucket has under its tag, if any: most often the one that find returns.
 func (t *table) appendLikely(records []int32, hash uint64) []int32 {
-	b := &t.buckets[hash&uint64(len(t.buckets)-1)]
+	b := t.bucket(hash)
 	m := b.match(tag(hash))
 	if m == 0 && t.former != nil {
 		b = &t.former[hash&uint64(len(t.former)-1)]
