@@ -32,8 +32,9 @@ func (b *bucket) over() bool { return b.tags[1] >= oneOver }
 
 // match returns the slots that have a tag, as slot reads them. Behind the first it may name some that have not.
 func (b *bucket) match(tag uint8) uint64 {
-	x, y := b.tags[0]^uint64(tag)*eachByte, b.tags[1]^uint64(tag)*(eachByte&lower)
-	return (x-eachByte)&^x&topBits | (y-eachByte&lower)&^y&(topBits&lower)>>1
+	pattern := uint64(tag) * eachByte
+	x, y := b.tags[0]^pattern, b.tags[1]^pattern // bytes that are 0 where the tag stands
+	return (x-eachByte)&^x&topBits | (y-eachByte)&^y&(topBits&lower)>>1
 }
 
 // slot returns the first of the slots that match has named.
@@ -60,6 +61,7 @@ type table struct {
 
 	former []bucket // of the table before this one, as it was then, while records are moved
 	moved  int32    // records below have been
+	last   int32    // from here on they came since
 	puts   uint
 	sink   uint64
 }
@@ -201,14 +203,14 @@ func (t *table) grow(s *slab) {
 	for t.former != nil {
 		t.move(s)
 	}
-	t.former, t.moved = t.buckets, 0
+	t.former, t.moved, t.last = t.buckets, 0, s.used
 	t.buckets, t.len = make([]bucket, 2*len(t.buckets)), 0
 }
 
 // move moves the next records, in their own order, which the processor foresees.
 func (t *table) move(s *slab) {
 	first := t.moved
-	t.moved = min(first+ahead, s.used)
+	t.moved = min(first+ahead, t.last)
 	var hashes [ahead]uint64
 	for at := first; at < t.moved; at++ {
 		r := s.at(at)
@@ -220,11 +222,11 @@ func (t *table) move(s *slab) {
 			continue
 		}
 		hash := hashes[at-first]
-		if b, _ := t.locate(hash, at); b == nil { // it is when it came since
+		if b, _ := t.locate(hash, at); b == nil { // it is there when it came since
 			t.insert(hash, at)
 		}
 	}
-	if t.moved == s.used {
+	if t.moved == t.last {
 		t.former = nil
 	}
 }
