@@ -11,8 +11,9 @@ import (
 
 const (
 	bucketSlots = 12
-	bucketFill  = 8  // records a bucket, on average, at which the table grows
-	firstSize   = 16 // buckets
+	bucketFill  = 8       // records a bucket, on average, at which the table grows
+	firstSize   = 16      // buckets
+	quickSize   = 1 << 14 // below it a table grows fourfold
 )
 
 // bucket is a cache line of numbers of records, each beside eight bits of its key's hash.
@@ -203,8 +204,12 @@ func (t *table) grow(s *slab) {
 	for t.former != nil {
 		t.move(s)
 	}
+	size := 2 * len(t.buckets)
+	if size < quickSize {
+		size *= 2
+	}
 	t.former, t.moved, t.last = t.buckets, 0, s.used
-	t.buckets, t.len = make([]bucket, 2*len(t.buckets)), 0
+	t.buckets, t.len = make([]bucket, size), 0
 }
 
 // move moves the next records, in their own order, which the processor foresees.
