@@ -31,7 +31,7 @@ const (
 
 func (b *bucket) over() bool { return b.tags[1] >= oneOver }
 
-// match returns the slots that have a tag, as slot reads them. Behind the first it may name some that have not.
+// match returns the slots that have a tag, as slot reads them. Behind the first it may name taken ones that have the tag's neighbour.
 func (b *bucket) match(tag uint8) uint64 {
 	pattern := uint64(tag) * eachByte
 	x, y := b.tags[0]^pattern, b.tags[1]^pattern // bytes that are 0 where the tag stands
@@ -52,9 +52,9 @@ func (b *bucket) set(slot uint, tag uint8, at int32) {
 
 func (b *bucket) empty(slot uint) { b.tags[slot/8] &^= 0xff << (slot % 8 * 8) }
 
-// table finds records by their keys, which lie in the records: a hash and a cache group. An operation looks at one bucket, mostly; of a
-// full one at the next, too. A table that is full is followed by another of twice the size, into which the records are
-// moved a few at a time, so that no operation waits for all of them.
+// table finds records by their keys, which lie in the records: a hash and a cache group. An operation looks at one bucket, and behind a
+// full one at the next. A table that is full is followed by a larger one, into which the records are moved a few at a time,
+// so that no operation waits for all of them.
 type table struct {
 	buckets []bucket // a power of two
 	len     int      // records in them
@@ -64,7 +64,7 @@ type table struct {
 	moved  int32    // records below have been
 	last   int32    // from here on they came since
 	puts   uint
-	sink   uint64
+	sink   uint64 // of what was loaded, so that it is
 }
 
 func newTable() table {
@@ -91,8 +91,8 @@ func (t *table) hash(word uint64, group uint32) uint64 {
 	return hi ^ lo
 }
 
-// tag returns the eight bits of a hash that stand in its bucket.
-func tag(hash uint64) uint8 { return max(uint8(hash>>56), 1) }
+// tag returns the eight bits of a hash that stand in its bucket: not 0, which is an empty slot's, nor that one's neighbour.
+func tag(hash uint64) uint8 { return max(uint8(hash>>56), 2) }
 
 // find returns the record of a key, −1 when there is none, and the key's hash.
 func (t *table) find(s *slab, h *event.BlockHash, group uint32) (at int32, hash uint64) {
