@@ -56,12 +56,11 @@ type Mixer struct {
 	group Group
 	tier  Tier
 
-	// Of an integer hash: what it is mixed with, which is the input's other words and the secret's.
-	long        bool  // more than 16 bytes
-	shift       uint8 // bits of the hash that the last word but one does not have; of a short input, the last
-	start       uint64
-	first, last uint64
-	next        uint64
+	// Of integers: their input's other bytes and the secret's, as they are mixed.
+	long              bool  // more than 16 bytes
+	shift             uint8 // bits of the integer before the word that begins in it, or behind it
+	start             uint64
+	first, next, last uint64
 }
 
 // NewMixer returns the mixer of a group and a tier.
@@ -77,25 +76,27 @@ func NewMixer(g Group, t Tier) Mixer {
 	word := func(at int) uint64 { return binary.LittleEndian.Uint64(input[at:]) }
 	if length <= 16 {
 		m.shift = uint8(8 * (length - 8))
-		m.start, m.first, m.last = uint64(length), secret24^secret32, word(length-8)
+		m.start, m.first, m.last = uint64(length), secret24^secret32, word(length-8)^secret40^secret48
 		return m
 	}
 	prime := uint64(xxhPrime)
 	m.long, m.shift = true, uint8(8*(length-16))
-	m.start, m.first, m.next, m.last = uint64(length)*prime, word(8)^secret8, word(length-16), word(length-8)^secret24
+	m.start, m.first, m.next, m.last = uint64(length)*prime, word(8)^secret8, word(length-16)^secret16, word(length-8)^secret24
 	return m
 }
 
 // Mix64 returns a block's weight in the [Digest].
 func (m *Mixer) Mix64(h BlockHash) Digest {
-	n, isInt := h.Int()
-	if !isInt || m.start == 0 {
-		return Mix64(h, m.group, m.tier)
+	if n, isInt := h.Int(); isInt && m.start != 0 {
+		return m.mix(bits.ReverseBytes64(n))
 	}
-	n = bits.ReverseBytes64(n)
-	if !m.long {
-		a, b := n^m.first, (n>>m.shift|m.last)^(secret40^secret48)
-		return Digest(avalanche(m.start + bits.ReverseBytes64(a) + b + fold(a, b)))
+	return Mix64(h, m.group, m.tier)
+}
+
+func (m *Mixer) mix(n uint64) Digest {
+	if m.long {
+		return Digest(avalanche(m.start + fold(n^secret0, m.first) + fold(n>>m.shift^m.next, m.last)))
 	}
-	return Digest(avalanche(m.start + fold(n^secret0, m.first) + fold((n>>m.shift|m.next)^secret16, m.last)))
+	a, b := n^m.first, n>>m.shift^m.last
+	return Digest(avalanche(m.start + bits.ReverseBytes64(a) + b + fold(a, b)))
 }

@@ -38,16 +38,16 @@ func (s *Set) load(events []event.Event, i int) (blocks int) {
 			a.hashes[n] = s.index.hash(s.index.word(&ev.Parent), group)
 			n++
 		}
-		first := i
-		for ; i < len(ev.Blocks) && blocks < ahead && n < len(a.hashes); i++ {
-			a.hashes[n] = s.index.hash(s.index.word(&ev.Blocks[i].Hash), group)
-			n++
-			blocks++
+		run := ev.Blocks[i:][:min(len(ev.Blocks)-i, ahead-blocks, len(a.hashes)-n)]
+		for j := range run {
+			a.hashes[n+j] = s.index.hash(s.index.word(&run[j].Hash), group)
 		}
+		n += len(run)
+		blocks += len(run)
 		if ev.Kind == event.Evicted {
-			gone += i - first
+			gone += len(run)
 		}
-		if i < len(ev.Blocks) {
+		if blocks == ahead || n == len(a.hashes) {
 			break
 		}
 		i = 0

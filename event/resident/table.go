@@ -74,10 +74,11 @@ func newTable() table {
 
 // word returns what a record has of a hash: an integer itself, of anything longer a hash of it.
 func (t *table) word(h *event.BlockHash) uint64 {
-	if n, isInt := h.Int(); isInt {
-		return n
+	word, isInt := h.Int()
+	if !isInt {
+		word = t.longWord(h)
 	}
-	return t.longWord(h)
+	return word
 }
 
 func (t *table) longWord(h *event.BlockHash) uint64 {
@@ -98,40 +99,43 @@ func tag(hash uint64) uint8 { return max(uint8(hash>>56), 2) }
 func (t *table) find(s *slab, h *event.BlockHash, group uint32) (at int32, hash uint64) {
 	word, isInt := h.Int()
 	if !isInt {
-		word = t.longWord(h)
+		return t.search(s, h, group)
 	}
 	hash = t.hash(word, group)
 	b := t.bucket(hash)
-	for m := b.match(tag(hash)); m != 0; m &= m - 1 {
+	m := b.match(tag(hash))
+	if m == 0 && !b.over() && t.former == nil {
+		return -1, hash
+	}
+	if m != 0 { // most often it is the first
 		at := b.at[slot(m)]
-		if s.at(at).is(word, group, isInt) && (isInt || s.extra(at).hash == *h) {
+		if r := s.at(at); r.hash == word && r.group == group && r.flags&(recUsed|recLongHash) == recUsed {
 			return at, hash
 		}
 	}
-	if !b.over() && t.former == nil {
-		return -1, hash
-	}
-	at = search(t.buckets, s, hash, word, group, h)
+	return t.search(s, h, group)
+}
+
+// search is find wherever the key may be.
+func (t *table) search(s *slab, h *event.BlockHash, group uint32) (at int32, hash uint64) {
+	_, isInt := h.Int()
+	word := t.word(h)
+	hash = t.hash(word, group)
+	at = search(t.buckets, s, hash, word, group, h, isInt)
 	if at < 0 && t.former != nil {
 		// What was freed since is found there no more: a record that is used again has another key, or this one.
-		at = search(t.former, s, hash, word, group, h)
+		at = search(t.former, s, hash, word, group, h, isInt)
 	}
 	return at, hash
 }
 
-// is reports whether a record has a key, as far as it tells.
-func (r *record) is(word uint64, group uint32, isInt bool) bool {
-	return r.hash == word && r.group == group && r.flags&recUsed != 0 && r.flags&recLongHash != 0 != isInt
-}
-
-// search finds a key wherever it may be in some buckets.
-func search(buckets []bucket, s *slab, hash, word uint64, group uint32, h *event.BlockHash) int32 {
-	_, isInt := h.Int()
+func search(buckets []bucket, s *slab, hash, word uint64, group uint32, h *event.BlockHash, isInt bool) int32 {
 	for i := range uint64(len(buckets)) {
 		b := &buckets[(hash+i)&uint64(len(buckets)-1)]
 		for m := b.match(tag(hash)); m != 0; m &= m - 1 {
 			at := b.at[slot(m)]
-			if s.at(at).is(word, group, isInt) && (isInt || s.extra(at).hash == *h) {
+			r := s.at(at)
+			if r.hash == word && r.group == group && r.flags&recUsed != 0 && r.flags&recLongHash != 0 != isInt && (isInt || s.extra(at).hash == *h) {
 				return at
 			}
 		}
@@ -173,6 +177,12 @@ func (t *table) insert(hash uint64, at int32) {
 // remove takes a record out. The former buckets keep it, where it is not found any more.
 func (t *table) remove(r *record, at int32) {
 	hash := t.hash(r.hash, r.group)
+	b := t.bucket(hash)
+	if m := b.match(tag(hash)); m != 0 && b.at[slot(m)] == at { // most often it is the first
+		b.empty(slot(m))
+		t.len--
+		return
+	}
 	b, in := t.locate(hash, at)
 	if b == nil {
 		return
