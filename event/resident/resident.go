@@ -273,10 +273,13 @@ func (s *Set) rise(i int32, r *record, h event.BlockHash, tier uint16, m *event.
 	s.digest += m.Mix64(h)
 	t := &s.tiers[tier]
 	t.Copies++
-	if s.slab.add(i, r, tier, now) == 1 {
-		t.Blocks++
-		s.fullest = max(s.fullest, s.records-s.names.length)
+	if !r.resident() {
+		r.first = holding{stored: now, copies: 1, tier: tier}
+	} else if s.slab.add(i, r, tier, now) > 1 {
+		return
 	}
+	t.Blocks++
+	s.fullest = max(s.fullest, s.records-s.names.length)
 }
 
 // repeat adds n further copies to a tier that has one.
@@ -323,7 +326,9 @@ func (s *Set) record(h *event.BlockHash, group uint32) (int32, *record) {
 		r.flags |= recLongHash
 		s.slab.editExtra(i).hash = h.Clone()
 	}
-	s.index.put(&s.slab, hash, i)
+	if s.index.insert(hash, i); s.index.due() {
+		s.index.tidy(&s.slab)
+	}
 	s.records++
 	return i, r
 }

@@ -80,13 +80,11 @@ func (s *slab) parent(i int32) event.BlockHash {
 }
 
 func (s *slab) setParent(i int32, r *record, h *event.BlockHash) {
-	r.flags |= recParent
 	if n, isInt := h.Int(); isInt {
-		r.parent = n
-		r.flags &^= recLongParent
+		r.parent, r.flags = n, r.flags&^recLongParent|recParent
 		return
 	}
-	r.flags |= recLongParent
+	r.flags |= recParent | recLongParent
 	s.editExtra(i).parent = h.Clone()
 }
 
@@ -125,13 +123,9 @@ func (s *slab) copies(i int32, r *record, tier uint16) uint32 {
 	return 0
 }
 
-// add adds a copy and returns how many there are.
+// add adds a copy to a record that has some, and returns how many the tier has.
 func (s *slab) add(i int32, r *record, tier uint16, now event.Time) uint32 {
-	switch {
-	case !r.resident():
-		r.first = holding{stored: now, copies: 1, tier: tier}
-		return 1
-	case r.first.tier == tier:
+	if r.first.tier == tier {
 		r.first.copies++
 		return r.first.copies
 	}

@@ -149,19 +149,7 @@ func search(buckets []bucket, s *slab, hash, word uint64, group uint32, h *event
 // bucket returns the bucket in which a hash is at home.
 func (t *table) bucket(hash uint64) *bucket { return &t.buckets[hash&uint64(len(t.buckets)-1)] }
 
-// put enters a record whose key, of this hash, is not there.
-func (t *table) put(s *slab, hash uint64, at int32) {
-	if t.len >= bucketFill*len(t.buckets) {
-		t.grow(s)
-	}
-	t.insert(hash, at)
-	if t.former != nil {
-		if t.puts++; t.puts%(ahead/4) == 0 { // of 4 n records that fit, n are here when all of those before have been moved
-			t.move(s)
-		}
-	}
-}
-
+// insert enters a record whose key, of this hash, is not there. It may have become due that others are moved.
 func (t *table) insert(hash uint64, at int32) {
 	t.len++
 	b := t.bucket(hash)
@@ -208,6 +196,19 @@ func (t *table) locate(hash uint64, at int32) (b *bucket, in uint) {
 		}
 	}
 	return nil, 0
+}
+
+// due reports whether tidy has to be called.
+func (t *table) due() bool { return t.former != nil || t.len > bucketFill*len(t.buckets) }
+
+// tidy begins a larger table, or moves the next records into it.
+func (t *table) tidy(s *slab) {
+	if t.len > bucketFill*len(t.buckets) {
+		t.grow(s)
+	}
+	if t.puts++; t.puts%(ahead/4) == 0 { // of 4 n records that fit, n are here when all of those before have been moved
+		t.move(s)
+	}
 }
 
 func (t *table) grow(s *slab) {
