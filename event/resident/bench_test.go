@@ -2,7 +2,6 @@ package resident_test
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 
 	"kvstrata/event"
@@ -18,13 +17,14 @@ type churn struct {
 	turn   int
 	tokens []uint32
 	events []event.Event
-	room   []event.Block
 }
 
 func newChurn(residents, runs, blocks, stride int) *churn {
-	c := &churn{
-		resident: residents, runs: runs, blocks: blocks, stride: stride, set: resident.New(resident.DefaultConfig()),
-		tokens: make([]uint32, blocks*16), events: make([]event.Event, 0, 2*runs), room: make([]event.Block, 2*runs*blocks),
+	c := &churn{resident: residents, runs: runs, blocks: blocks, stride: stride, set: resident.New(resident.DefaultConfig()), tokens: make([]uint32, blocks*16)}
+	for range runs {
+		c.events = append(c.events, event.Event{
+			Kind: event.Stored, Tier: event.GPU, Group: event.NoGroup, BlockSize: 16, LoRAID: event.NoLoRAID, Tokens: c.tokens, Blocks: make([]event.Block, blocks),
+		}, event.Event{Kind: event.Evicted, Tier: event.GPU, Group: event.NoGroup, LoRAID: event.NoLoRAID, Blocks: make([]event.Block, blocks)})
 	}
 	for range 3 * residents / (runs * blocks) { // names there are as many as blocks
 		c.judge()
@@ -33,25 +33,17 @@ func newChurn(residents, runs, blocks, stride int) *churn {
 }
 
 func (c *churn) judge() {
-	c.events = c.events[:0]
-	room, n := c.room, c.turn*c.runs*c.blocks
-	for range c.runs {
-		stored, evicted := room[:c.blocks:c.blocks], room[c.blocks:2*c.blocks:2*c.blocks]
-		room = room[2*c.blocks:]
-		for i := range stored {
-			stored[i] = event.Block{Hash: event.IntHash(uint64(n) * 0x9e3779b97f4a7c15)}
+	n := c.turn * c.runs * c.blocks
+	for i := 0; i < len(c.events); i += 2 {
+		stored, evicted := c.events[i].Blocks, c.events[i+1].Blocks
+		for j := range stored {
+			stored[j] = event.Block{Hash: event.IntHash(uint64(n) * 0x9e3779b97f4a7c15)}
 			evict := n - n%c.resident - c.resident + n%c.resident*c.stride%c.resident
-			evicted[i] = event.Block{Hash: event.IntHash(uint64(evict) * 0x9e3779b97f4a7c15)}
+			evicted[j] = event.Block{Hash: event.IntHash(uint64(evict) * 0x9e3779b97f4a7c15)}
 			n++
 		}
-		c.tokens[0] = uint32(n)
-		c.events = append(c.events, event.Event{
-			Kind: event.Stored, Tier: event.GPU, Group: event.NoGroup, BlockSize: 16, LoRAID: event.NoLoRAID, Tokens: c.tokens, Blocks: stored,
-		})
-		if n > c.resident {
-			c.events = append(c.events, event.Event{Kind: event.Evicted, Tier: event.GPU, Group: event.NoGroup, LoRAID: event.NoLoRAID, Blocks: evicted})
-		}
 	}
+	c.tokens[0] = uint32(n)
 	c.set.Judge(&event.Batch{First: event.Seq(c.turn), Last: event.Seq(c.turn), Time: event.Time(c.turn + 1), Way: event.Live, Rank: -1, Events: c.events})
 	c.turn++
 }
@@ -59,22 +51,19 @@ func (c *churn) judge() {
 func BenchmarkJudge(b *testing.B) {
 	for _, n := range []int{1 << 10, 1 << 16, 1 << 20} {
 		for _, shape := range []struct {
-			name                 string
-			runs, blocks, stride int
+			name                       string
+			sets, runs, blocks, stride int
 		}{
-			{"64-block", 1, 64, 1},
-			{"64-block-scattered", 1, 64, 0x9e3779b1},
-			{"8x4-block-scattered", 8, 4, 0x9e3779b1},
-			{"16-sets-8x4-block", 8, 4, 0x9e3779b1},
-			{"1-block-scattered", 1, 1, 0x9e3779b1},
+			{"64-block", 1, 1, 64, 1},
+			{"64-block-scattered", 1, 1, 64, 0x9e3779b1},
+			{"8x4-block-scattered", 1, 8, 4, 0x9e3779b1},
+			{"8x4-block-16-sets", 16, 8, 4, 0x9e3779b1},
+			{"1-block-scattered", 1, 1, 1, 0x9e3779b1},
 		} {
 			b.Run(fmt.Sprintf("resident=%d/%s", n, shape.name), func(b *testing.B) {
-				sets := []*churn{newChurn(n, shape.runs, shape.blocks, shape.stride)}
-				if strings.HasPrefix(shape.name, "16") {
-					sets = nil
-					for range 16 {
-						sets = append(sets, newChurn(n/16, shape.runs, shape.blocks, shape.stride))
-					}
+				var sets []*churn
+				for range shape.sets {
+					sets = append(sets, newChurn(n/shape.sets, shape.runs, shape.blocks, shape.stride))
 				}
 				b.ReportAllocs()
 				for i := 0; b.Loop(); i++ {
