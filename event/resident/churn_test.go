@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 	"kvstrata/event/resident"
 
 	"github.com/zeebo/xxh3"
+	"golang.org/x/sync/errgroup"
 )
 
 // naiveSet is what a set is by its contract: copies by block, and the names of blocks without any, in the order in which they lost
@@ -89,7 +91,12 @@ func TestChurnOfManyBlocks(t *testing.T) {
 			cfg.MaxNames = 100
 			set := resident.New(cfg)
 			naive := naiveSet{copies: make(map[naiveKey]int32), isName: make(map[naiveKey]bool), bound: cfg.MaxNames}
+			var readers errgroup.Group
 			for seq := range event.Seq(400) {
+				if seq%100 == 50 { // a snapshot stays while the set goes on
+					snap := set.Snapshot()
+					readers.Go(func() error { return addsUp(snap) })
+				}
 				var events []event.Event
 				for range 1 + rnd.IntN(4) {
 					ev := event.Event{
@@ -120,8 +127,27 @@ func TestChurnOfManyBlocks(t *testing.T) {
 				}
 			}
 			naive.checkSum(t, set)
+			if err := readers.Wait(); err != nil {
+				t.Error(err)
+			}
 		})
 	}
+}
+
+// addsUp compares a snapshot's digest with its entries, and lets others run meanwhile.
+func addsUp(snap *resident.Snapshot) error {
+	defer snap.Release()
+	digest, n := event.Digest(0), uint64(0)
+	for e := range snap.Entries() {
+		digest += event.Digest(e.Copies) * event.Mix64(e.Hash, e.Group, e.Tier)
+		if n++; n%64 == 0 {
+			runtime.Gosched()
+		}
+	}
+	if digest != snap.Digest || n != snap.Len {
+		return fmt.Errorf("%d entries, want %d; their digest is %x, the snapshot's %x", n, snap.Len, digest, snap.Digest)
+	}
+	return nil
 }
 
 // check does what a batch tells, and compares it with what was judged.
