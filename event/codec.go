@@ -389,10 +389,9 @@ func (d *Decoder) run(ev *Event, blocks []Block, tokens []uint32) ([]Block, []ui
 		ev.Parent = d.hashes.next()
 	}
 	for i := range ev.Blocks {
-		ev.Blocks[i] = Block{
-			Hash: d.hashes.next(), Prefix: PrefixHash(c[fPrefix].fixed()), Effect: int8(c[fEffect].zigzag()),
-			Copies: int32(c[fCopies].varint()) - 1, Age: time.Duration(c[fAge].varint()) - 1,
-		}
+		bl := &ev.Blocks[i]
+		bl.Hash, bl.Prefix, bl.Effect = d.hashes.next(), PrefixHash(c[fPrefix].fixed()), int8(c[fEffect].zigzag())
+		bl.Copies, bl.Age = int32(c[fCopies].varint())-1, time.Duration(c[fAge].varint())-1
 	}
 	return blocks[n:], tokens, nil
 }

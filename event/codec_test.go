@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -330,28 +331,47 @@ func TestLedgerAddsUp(t *testing.T) {
 	})
 }
 
-func BenchmarkEncode(b *testing.B) {
-	batches := []event.Batch{{First: 0, Last: 0, Events: []event.Event{{Kind: event.Stored, Tier: event.GPU, LoRAID: event.NoLoRAID, Blocks: make([]event.Block, 64)}}}}
-	var enc event.Encoder
-	var buf []byte
-	b.ReportAllocs()
-	for b.Loop() {
-		enc.Append(&batches[0])
-		buf = enc.Encode(buf[:0])
+// shapes are the messages of the benchmarks: runs, and blocks a run.
+var shapes = []struct{ runs, blocks int }{{1, 64}, {32, 1}, {1, 1}}
+
+func shaped(runs, blocks int) []event.Batch {
+	b := event.Batch{Events: make([]event.Event, runs)}
+	for i := range b.Events {
+		b.Events[i] = event.Event{Kind: event.Stored, Tier: event.GPU, LoRAID: event.NoLoRAID, Blocks: make([]event.Block, blocks)}
 	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/64, "ns/block")
-	b.ReportMetric(float64(len(buf))/64, "B/block")
+	return []event.Batch{b}
+}
+
+func BenchmarkEncode(b *testing.B) {
+	for _, shape := range shapes {
+		b.Run(fmt.Sprintf("%dx%d", shape.runs, shape.blocks), func(b *testing.B) {
+			batches := shaped(shape.runs, shape.blocks)
+			var enc event.Encoder
+			var buf []byte
+			b.ReportAllocs()
+			for b.Loop() {
+				enc.Append(&batches[0])
+				buf = enc.Encode(buf[:0])
+			}
+			blocks := float64(shape.runs * shape.blocks)
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/blocks, "ns/block")
+			b.ReportMetric(float64(len(buf))/blocks, "B/block")
+		})
+	}
 }
 
 func BenchmarkDecode(b *testing.B) {
-	batches := []event.Batch{{First: 0, Last: 0, Events: []event.Event{{Kind: event.Stored, Tier: event.GPU, LoRAID: event.NoLoRAID, Blocks: make([]event.Block, 64)}}}}
-	payload := encode(batches)
-	var dec event.Decoder
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := dec.Decode(payload); err != nil {
-			b.Fatal(err)
-		}
+	for _, shape := range shapes {
+		b.Run(fmt.Sprintf("%dx%d", shape.runs, shape.blocks), func(b *testing.B) {
+			payload := encode(shaped(shape.runs, shape.blocks))
+			var dec event.Decoder
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := dec.Decode(payload); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(shape.runs*shape.blocks), "ns/block")
+		})
 	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/64, "ns/block")
 }

@@ -123,6 +123,9 @@ var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
 // LocalHash hashes one block's tokens (with an EAGLE window, BlockSize+1 of them).
 func LocalHash(tokens []uint32, seed uint64) uint64 {
+	if len(tokens) == 16 { // what most engines' blocks have
+		return hash64((*[16]uint32)(tokens), seed)
+	}
 	if littleEndian {
 		raw := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(tokens))), 4*len(tokens))
 		return xxh3.HashSeed(raw, seed)
@@ -139,10 +142,7 @@ func Chain(parent PrefixHash, local uint64) PrefixHash {
 	if parent == 0 {
 		return PrefixHash(local)
 	}
-	var buf [16]byte
-	binary.LittleEndian.PutUint64(buf[:8], uint64(parent))
-	binary.LittleEndian.PutUint64(buf[8:], local)
-	return PrefixHash(xxh3.HashSeed(buf[:], chainSeed))
+	return PrefixHash(hash16(uint64(parent), local, chainSeed))
 }
 
 // Prefixes appends to dst the prefix hashes of every full block of a prompt. blockSize is in tokens; eagle makes each

@@ -22,7 +22,11 @@ type column struct {
 }
 
 func (c *column) varint(v uint64) {
-	c.buf = protowire.AppendVarint(c.buf, v)
+	if v < 0x80 { // most are
+		c.buf = append(c.buf, byte(v))
+	} else {
+		c.buf = protowire.AppendVarint(c.buf, v)
+	}
 	c.any = c.any || v != 0
 }
 

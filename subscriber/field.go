@@ -89,6 +89,9 @@ func setOf(fields ...field) (s fieldSet) {
 
 func (s fieldSet) has(f field) bool { return s>>f&1 != 0 }
 
+// optional are the fields that nil leaves out.
+var optional = ^setOf(blockHashes, tokenIDs, blockSize)
+
 // class is one of vLLM's event classes.
 type class struct {
 	tag      string

@@ -172,6 +172,10 @@ func (r *reader) isNil() bool {
 // array reads the head of an array and returns its count, of which as many bytes are left.
 func (r *reader) array() int {
 	at := r.at
+	if n := int(r.peek() ^ 0x90); n < 16 && n < r.left() {
+		r.at++
+		return n
+	}
 	s, n := r.next()
 	switch {
 	case s != shapeArray:
@@ -232,6 +236,10 @@ func (r *reader) take(at int, n uint64) []byte {
 // number reads an integer of 0 … limit.
 func (r *reader) number(limit uint64) uint64 {
 	at := r.at
+	if tag := uint64(r.peek()); tag < 0x80 && tag <= limit {
+		r.at++
+		return tag
+	}
 	s, n := r.next()
 	switch {
 	case s == shapeInt:

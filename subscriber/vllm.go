@@ -18,6 +18,9 @@ const leastMillis = 100_000_000_000
 
 // isMillis reports whether the time that follows is a whole number of milliseconds, which is a Mooncake master's way.
 func (r *reader) isMillis() bool {
+	if r.peek() == 0xcb { // a float, as everybody else's
+		return false
+	}
 	ahead := *r
 	s, n := ahead.next()
 	return s == shapeUint && n >= leastMillis
@@ -144,6 +147,9 @@ func (d *Decoder) arrayEvent() {
 	var seen fieldSet
 	for _, f := range c.order[:min(n, len(c.order))] {
 		seen |= 1 << f
+		if optional.has(f) && r.isNil() {
+			continue
+		}
 		if d.value(ev, f); r.failed {
 			return
 		}
@@ -256,8 +262,10 @@ func (d *Decoder) tag(n int) []byte {
 
 // add appends an event to the batch.
 func (d *Decoder) add(kind event.Kind) *event.Event {
-	d.events = append(d.events, event.Event{Kind: kind, Group: event.NoGroup, LoRAID: event.NoLoRAID})
+	d.events = slices.Grow(d.events, 1)[:len(d.events)+1]
 	ev := &d.events[len(d.events)-1]
+	*ev = event.Event{}
+	ev.Kind, ev.Group, ev.LoRAID = kind, event.NoGroup, event.NoLoRAID
 	if kind == event.Cleared {
 		ev.Cause = event.ByEngine
 	} else {
@@ -363,28 +371,21 @@ func (d *Decoder) hashes(ev *event.Event) {
 	ev.Blocks = d.blocks.take(n, r.left())
 	var all uint64
 	for i := range ev.Blocks {
-		h, wide, ok := r.wideHash()
-		if all |= wide; !ok {
-			if h = d.hash(); r.failed {
-				d.place.item = i
-				return
-			}
+		bl := &ev.Blocks[i]
+		bl.Prefix, bl.Effect, bl.Copies, bl.Age = 0, 0, -1, -1
+		if at := r.at; len(r.buf)-at >= 9 && r.buf[at] == 0xcf {
+			n := binary.BigEndian.Uint64(r.buf[at+1:])
+			r.at += 9
+			all |= n
+			bl.Hash = event.IntHash(n)
+		} else if bl.Hash = d.hash(); r.failed {
+			d.place.item = i
+			return
 		}
-		ev.Blocks[i] = event.Block{Hash: h, Copies: -1, Age: -1}
 	}
 	if all != 0 {
 		d.sight.number(all, false)
 	}
-}
-
-// wideHash reads a hash that is an integer of 64 bits, if there is one.
-func (r *reader) wideHash() (h event.BlockHash, n uint64, ok bool) {
-	if r.left() < 9 || r.buf[r.at] != 0xcf {
-		return event.BlockHash{}, 0, false
-	}
-	n = binary.BigEndian.Uint64(r.buf[r.at+1:])
-	r.at += 9
-	return event.IntHash(n), n, true
 }
 
 // hash reads a block hash: an integer of either sign, or bytes, which some writers send as a string.
@@ -471,11 +472,15 @@ var specs = func() map[string]event.SpecKind {
 }()
 
 func (d *Decoder) spec(name []byte) event.SpecKind {
+	if string(name) == d.words.spec { // the last one's, most often
+		return d.words.kind
+	}
 	k, ok := specs[string(name)]
 	if !ok && !d.r.failed {
 		d.odd("unknown attention kind", "", name)
 		return event.SpecOther
 	}
+	d.words.spec, d.words.kind = k.String(), k
 	return k
 }
 

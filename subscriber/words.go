@@ -1,11 +1,17 @@
 package subscriber
 
-import "strings"
+import (
+	"strings"
+
+	"kvstrata/event"
+)
 
 // words keeps one copy of the strings that come again and again.
 type words struct {
 	kept          map[string]string
 	session, salt string // the last ones: a batch has few, a stream has any number
+	spec          string // the last one
+	kind          event.SpecKind
 }
 
 const (

@@ -1,5 +1,5 @@
-// Package flat has the table that resident sets and the prefix index are made of: 64-bit keys to 32-bit values, twelve bytes a
-// slot and no pointer among them.
+// Package flat has the table that the prefix index is made of: 64-bit keys to 32-bit values, twelve bytes a slot and no pointer
+// among them.
 //
 // A page is a table of its own, of buckets of five slots, a cache line each. A key is in one of two buckets, so that every operation
 // looks at two lines (two-choice hashing; where both are full, one of their keys moves to its other bucket). A page that is full moves to

@@ -41,58 +41,56 @@ func (s *Set) Apply(b *event.Batch) error {
 func (s *Set) applyStored(b *event.Batch, ev *event.Event) error {
 	s.noteGroup(ev)
 	tier, ok := s.addTier(ev.Tier)
+	group := ev.Group.Index()
 	for i := range ev.Blocks {
 		bl := &ev.Blocks[i]
-		at, found := s.index.get(key{bl.Hash, ev.Group.Index()})
-		if !found {
-			// A name without a block is worth keeping only to who will judge.
-			if bl.Effect <= 0 && s.cfg.MaxNames == 0 {
-				continue
-			}
-			at = s.record(bl.Hash, ev.Group)
+		at := s.find(&bl.Hash, group)
+		found := at >= 0
+		// A name without a block is worth keeping only to who will judge.
+		if !found && bl.Effect <= 0 && s.cfg.MaxNames == 0 {
+			continue
 		}
-		s.follow(ev, i, at)
+		at, r := s.record(&bl.Hash, group)
+		s.follow(ev, i, at, r)
 		if bl.Effect > 0 {
 			if !ok {
 				return &InvariantError{b.First, bl.Hash, "more tiers than a source may have"}
 			}
-			s.rise(at, tier, b.Time)
+			s.rise(at, r, bl.Hash, tier, s.mixer(tier, ev.Group), b.Time)
 		} else if !found {
-			s.retire(at)
+			s.retire(at, r)
 		}
 	}
 	return nil
 }
 
 // follow enters what a judged run tells of the name of its block i.
-func (s *Set) follow(ev *event.Event, i int, at int32) {
+func (s *Set) follow(ev *event.Event, i int, at int32, r *record) {
 	prefix := ev.Blocks[i].Prefix
-	r := s.slab.at(at)
 	switch {
-	case prefix == 0 || r.prefix != 0:
+	case prefix == 0 || r.prefix() != 0:
 	case !ev.Unrooted:
-		s.describe(at, ev, i, ev.Seed)
-		s.name(at, prefix)
-	case r.local == 0 && s.cfg.MaxOrphans > 0:
-		s.describe(at, ev, i, ev.Seed)
-		if s.wait(at) {
-			s.slab.edit(at).local = uint64(prefix)
-		}
+		s.describe(at, r, ev, i, ev.Seed)
+		r.name = uint64(prefix)
+	case r.flags&recLocal == 0 && s.cfg.MaxOrphans > 0:
+		s.describe(at, r, ev, i, ev.Seed)
+		s.wait(at, r, uint64(prefix))
 	}
 }
 
 func (s *Set) applyEvicted(b *event.Batch, ev *event.Event) error {
 	tier, known := s.tierNumber(ev.Tier)
+	group := ev.Group.Index()
 	for i := range ev.Blocks {
 		bl := &ev.Blocks[i]
 		if bl.Effect >= 0 {
 			continue
 		}
-		at, ok := s.index.get(key{bl.Hash, ev.Group.Index()})
-		if !ok || !known || s.slab.copies(at, tier) == 0 {
+		at := s.find(&bl.Hash, group)
+		if at < 0 || !known || s.slab.copies(at, s.slab.at(at), tier) == 0 {
 			return &InvariantError{b.First, bl.Hash, "no copy to take"}
 		}
-		s.fall(at, tier)
+		s.fall(at, s.slab.edit(at), bl.Hash, tier, s.mixer(tier, ev.Group))
 	}
 	return nil
 }

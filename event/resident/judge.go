@@ -50,18 +50,18 @@ func (s *Set) note(o oddity, b *event.Batch, h event.BlockHash) {
 // is valid until the next call.
 func (s *Set) Judge(b *event.Batch) {
 	s.named, s.told = s.named[:0], s.told[:0]
+	s.ahead.left = 0
 	for i := 0; i < len(b.Events); i++ {
 		if b.Events[i].Kind == event.Evicted && b.Events[i].Tier == event.AnyTier {
 			s.placeEvicted(b, i)
 		}
-		ev := &b.Events[i]
-		switch ev.Kind {
+		switch b.Events[i].Kind {
 		case event.Stored:
-			s.judgeStored(b, ev)
+			s.judgeStored(b, i)
 		case event.Evicted:
-			s.judgeEvicted(b, ev)
+			s.judgeEvicted(b, i)
 		case event.Loaded:
-			s.nameLoaded(ev)
+			s.nameLoaded(b, i)
 		case event.Cleared:
 			s.Clear()
 		}
@@ -108,15 +108,16 @@ func (s *Set) chainOf(b *event.Batch, ev *event.Event) chain {
 		c.sealed = s.cfg.Hasher.Seal(c.seed)
 		return c
 	}
-	if i, ok := s.index.get(key{ev.Parent, ev.Group.Index()}); ok {
+	if i := s.find(&ev.Parent, ev.Group.Index()); i >= 0 {
 		r := s.slab.at(i)
-		if r.prefix != 0 && !r.fits(ev) {
+		prefix := r.prefix()
+		if prefix != 0 && !r.fits(ev) {
 			s.note(blockSizeDiffers, b, ev.Blocks[0].Hash)
 			c.hashable = false
 			return c
 		}
-		if r.prefix != 0 {
-			c.rooted, c.parent, c.sealed = true, r.prefix, r.seed
+		if prefix != 0 {
+			c.rooted, c.parent, c.sealed = true, prefix, r.seed
 			c.seed = s.cfg.Hasher.Open(r.seed)
 			return c
 		}
@@ -135,7 +136,8 @@ func (r *record) fits(ev *event.Event) bool {
 	return r.blockSize == ev.BlockSize && (r.flags&recEagle != 0) == ev.Eagle
 }
 
-func (s *Set) judgeStored(b *event.Batch, ev *event.Event) {
+func (s *Set) judgeStored(b *event.Batch, e int) {
+	ev := &b.Events[e]
 	s.noteGroup(ev)
 	tier, ok := s.addTier(ev.Tier)
 	if !ok && len(ev.Blocks) > 0 {
@@ -146,28 +148,28 @@ func (s *Set) judgeStored(b *event.Batch, ev *event.Event) {
 	if c.hashable {
 		ev.Seed, ev.Unrooted = c.sealed, !c.rooted
 	}
+	group, m := ev.Group.Index(), s.mixer(tier, ev.Group)
 	for i := range ev.Blocks {
+		s.next(b, e, i)
 		bl := &ev.Blocks[i]
-		if i%ahead == 0 {
-			s.index.prefetch(ev.Blocks[i:], ev.Group)
-		}
 		var at int32
+		var r *record // nil for none
 		if counts {
-			at = s.record(bl.Hash, ev.Group)
-		} else if at, ok = s.index.get(key{bl.Hash, ev.Group.Index()}); !ok {
-			at = -1
+			at, r = s.record(&bl.Hash, group)
+		} else if at = s.find(&bl.Hash, group); at >= 0 {
+			r = s.slab.edit(at)
 		}
 		switch {
 		case c.hashable:
-			s.hashBlock(b, ev, &c, i, at)
-		case bl.Prefix != 0 && at >= 0 && !ev.Unrooted:
-			s.nameBlock(b, ev, i, at, ev.Seed) // a store's watcher reads the name with the block
-		case at >= 0 && s.slab.at(at).prefix != 0:
+			s.hashBlock(b, ev, &c, i, at, r)
+		case bl.Prefix != 0 && r != nil && !ev.Unrooted:
+			s.nameBlock(b, ev, i, at, r, ev.Seed) // a store's watcher reads the name with the block
+		case r != nil && r.prefix() != 0:
 			s.told = append(s.told, at) // a placeholder says nothing of the chain: a run of its own does
 		}
-		if counts && !(s.cfg.AsSet && s.slab.copies(at, tier) > 0) {
+		if counts && !(s.cfg.AsSet && s.slab.copies(at, r, tier) > 0) {
 			bl.Effect = +1
-			s.rise(at, tier, b.Time)
+			s.rise(at, r, bl.Hash, tier, m, b.Time)
 		}
 	}
 }
@@ -184,59 +186,55 @@ func (c *chain) local(ev *event.Event, i int) uint64 {
 	return event.LocalHash(ev.Tokens[i*c.size:i*c.size+c.window], seed)
 }
 
-// hashBlock names block i of a run, or keeps its local hash until its parent is named. at is its record, −1 for none.
-func (s *Set) hashBlock(b *event.Batch, ev *event.Event, c *chain, i int, at int32) {
+// hashBlock names block i of a run, or keeps its local hash until its parent is named. r is its record, nil for none.
+func (s *Set) hashBlock(b *event.Batch, ev *event.Event, c *chain, i int, at int32, r *record) {
 	bl := &ev.Blocks[i]
 	local := c.local(ev, i)
 	if c.rooted {
 		c.parent = event.Chain(c.parent, local)
 		bl.Prefix = c.parent
-		if at >= 0 {
-			s.nameBlock(b, ev, i, at, c.sealed)
+		if r != nil {
+			s.nameBlock(b, ev, i, at, r, c.sealed)
 		}
 		return
 	}
 	bl.Prefix = event.PrefixHash(local)
 	switch {
-	case at < 0:
-	case s.slab.at(at).prefix != 0:
+	case r == nil:
+	case r.prefix() != 0:
 		s.named = append(s.named, at) // known from before: its children can have their names
 		s.told = append(s.told, at)
-	case s.slab.at(at).local == 0:
-		s.describe(at, ev, i, c.sealed)
-		if s.wait(at) {
-			s.slab.edit(at).local = local
-		} else {
+	case r.flags&recLocal == 0:
+		s.describe(at, r, ev, i, c.sealed)
+		if !s.wait(at, r, local) {
 			s.note(orphansFull, b, bl.Hash)
 		}
 	}
 }
 
 // nameBlock enters the name that block i of a run has got.
-func (s *Set) nameBlock(b *event.Batch, ev *event.Event, i int, at int32, seed uint64) {
+func (s *Set) nameBlock(b *event.Batch, ev *event.Event, i int, at int32, r *record, seed uint64) {
 	bl := &ev.Blocks[i]
-	fresh := s.slab.at(at).prefix == 0
-	if fresh {
-		s.describe(at, ev, i, seed)
-	}
-	if !s.name(at, bl.Prefix) {
+	switch had := r.prefix(); {
+	case had == 0:
+		s.describe(at, r, ev, i, seed)
+		r.name = uint64(bl.Prefix)
+		if len(s.waiting) > 0 {
+			s.named = append(s.named, at)
+		}
+	case had != bl.Prefix:
 		// The first name stays, so that what rose under it falls under it.
 		s.note(nameDiffers, b, bl.Hash)
 		bl.Prefix = 0
 		s.told = append(s.told, at)
 	}
-	if fresh && len(s.waiting) > 0 {
-		s.named = append(s.named, at)
-	}
 }
 
 // describe enters in a record what a run tells of its block i.
-func (s *Set) describe(at int32, ev *event.Event, i int, seed uint64) {
-	if s.slab.at(at).local != 0 { // told before by a run without a root; forget where it stood
-		s.unwait(at)
-		s.slab.edit(at).local = 0
+func (s *Set) describe(at int32, r *record, ev *event.Event, i int, seed uint64) {
+	if r.flags&recLocal != 0 { // told before by a run without a root; forget where it stood
+		s.unwait(at, r)
 	}
-	r := s.slab.edit(at)
 	r.seed, r.blockSize = seed, ev.BlockSize
 	r.flags &^= recParent | recEagle
 	if ev.Eagle {
@@ -244,33 +242,39 @@ func (s *Set) describe(at int32, ev *event.Event, i int, seed uint64) {
 	}
 	switch {
 	case i > 0:
-		s.slab.setParent(at, ev.Blocks[i-1].Hash.Clone())
+		s.slab.setParent(at, r, &ev.Blocks[i-1].Hash)
 	case ev.HasParent:
-		s.slab.setParent(at, ev.Parent.Clone())
+		s.slab.setParent(at, r, &ev.Parent)
 	}
 }
 
-func (s *Set) judgeEvicted(b *event.Batch, ev *event.Event) {
+func (s *Set) judgeEvicted(b *event.Batch, e int) {
+	ev := &b.Events[e]
 	tier, known := s.tierNumber(ev.Tier)
+	group, here := ev.Group.Index(), ev.Locality.Here()
+	var m *event.Mixer
+	if known {
+		m = s.mixer(tier, ev.Group)
+	}
 	for i := range ev.Blocks {
+		s.next(b, e, i)
 		bl := &ev.Blocks[i]
-		if i%ahead == 0 {
-			s.index.prefetch(ev.Blocks[i:], ev.Group)
-		}
 		bl.Copies, bl.Age = -1, -1
-		at, ok := s.index.get(key{bl.Hash, ev.Group.Index()})
-		if ok {
-			bl.Prefix = s.slab.at(at).prefix
+		at := s.find(&bl.Hash, group)
+		var r *record // nil for none
+		if at >= 0 {
+			r = s.slab.at(at)
+			bl.Prefix = r.prefix()
 		}
-		if !ev.Locality.Here() {
+		if !here {
 			continue
 		}
-		if !ok || !known || s.slab.copies(at, tier) == 0 {
+		if r == nil || !known || s.slab.copies(at, r, tier) == 0 {
 			s.note(evictedAbsent, b, bl.Hash)
 			continue
 		}
 		bl.Effect = -1
-		left, stored := s.fall(at, tier)
+		left, stored := s.fall(at, s.slab.edit(at), bl.Hash, tier, m)
 		if !s.cfg.AsSet {
 			bl.Copies = int32(min(left, 1<<31-1))
 		}
@@ -282,7 +286,7 @@ func (s *Set) judgeEvicted(b *event.Batch, ev *event.Event) {
 func (s *Set) placeEvicted(b *event.Batch, at int) {
 	ev := &b.Events[at]
 	for i := range ev.Blocks {
-		tier := s.whereabouts(ev.Blocks[i].Hash, ev.Group)
+		tier := s.whereabouts(&ev.Blocks[i].Hash, ev.Group)
 		switch {
 		case i == 0:
 			ev.Tier = tier
@@ -300,19 +304,21 @@ func (s *Set) placeEvicted(b *event.Batch, at int) {
 }
 
 // whereabouts returns the tier in which a block has a copy, GPU when it has none.
-func (s *Set) whereabouts(h event.BlockHash, g event.Group) event.Tier {
-	if at, ok := s.index.get(key{h, g.Index()}); ok && s.slab.resident(at) {
+func (s *Set) whereabouts(h *event.BlockHash, g event.Group) event.Tier {
+	if at := s.find(h, g.Index()); at >= 0 && s.slab.at(at).resident() {
 		return s.tiers[s.slab.at(at).first.tier].Tier
 	}
 	return event.GPU
 }
 
 // nameLoaded fills in the names that the blocks of a LOADED have.
-func (s *Set) nameLoaded(ev *event.Event) {
+func (s *Set) nameLoaded(b *event.Batch, e int) {
+	ev := &b.Events[e]
 	for i := range ev.Blocks {
+		s.next(b, e, i)
 		bl := &ev.Blocks[i]
-		if at, ok := s.index.get(key{bl.Hash, ev.Group.Index()}); ok && bl.Prefix == 0 {
-			bl.Prefix = s.slab.at(at).prefix
+		if at := s.find(&bl.Hash, ev.Group.Index()); at >= 0 && bl.Prefix == 0 {
+			bl.Prefix = s.slab.at(at).prefix()
 		}
 	}
 }
@@ -321,7 +327,7 @@ func (s *Set) nameLoaded(ev *event.Event) {
 func (s *Set) nameOrphans(b *event.Batch) {
 	for n := 0; n < len(s.named); n++ {
 		parent := *s.slab.at(s.named[n])
-		if parent.prefix == 0 { // forgotten since, within this batch
+		if parent.prefix() == 0 { // forgotten since, within this batch
 			continue
 		}
 		k := key{s.slab.hash(s.named[n]), parent.group}
@@ -330,13 +336,13 @@ func (s *Set) nameOrphans(b *event.Batch) {
 		s.orphans -= len(list)
 		for _, i := range list {
 			r := s.slab.edit(i)
-			local := r.local
-			r.local = 0
+			local := r.name
+			r.name, r.flags = 0, r.flags&^recLocal
 			if r.seed != parent.seed || r.blockSize != parent.blockSize || (r.flags^parent.flags)&recEagle != 0 {
 				s.note(seedDiffers, b, s.slab.hash(i))
 				continue
 			}
-			s.name(i, event.Chain(parent.prefix, local))
+			r.name = uint64(event.Chain(parent.prefix(), local))
 			s.named = append(s.named, i)
 			s.told = append(s.told, i)
 		}
@@ -352,12 +358,12 @@ func (s *Set) appendNames(b *event.Batch) {
 	var run *event.Event
 	for _, i := range s.told {
 		r := s.slab.at(i)
-		if seen[i] || r.prefix == 0 {
+		if seen[i] || r.prefix() == 0 {
 			continue
 		}
 		seen[i] = true
 		tier := event.GPU
-		if s.slab.resident(i) {
+		if r.resident() {
 			tier = s.tiers[r.first.tier].Tier
 		}
 		continues := run != nil && run.Tier == tier && run.Group.Index() == r.group && r.flags&recParent != 0 &&
@@ -372,7 +378,7 @@ func (s *Set) appendNames(b *event.Batch) {
 			s.noteGroup(run) // as its followers will
 			run.Blocks = blocks[len(blocks):len(blocks):cap(blocks)]
 		}
-		blocks = append(blocks, event.Block{Hash: s.slab.hash(i), Prefix: r.prefix, Copies: -1, Age: -1})
+		blocks = append(blocks, event.Block{Hash: s.slab.hash(i), Prefix: r.prefix(), Copies: -1, Age: -1})
 		run.Blocks = run.Blocks[:len(run.Blocks)+1]
 	}
 }

@@ -46,18 +46,31 @@ type Set struct {
 	slab     slab
 	digest   event.Digest
 	tiers    []TierCount // by tier number
+	mixers   []mixer     // by tier number
 	groups   []event.GroupInfo
-	names    queue // records without copies, oldest first
+	names    names // records without copies, oldest first
 	records  int   // in use: with copies, or names
-	spread   int   // entries beyond one a record: of blocks in several tiers
 	fullest  int   // most records that had copies at once
 	waiting  map[key][]int32
 	orphans  int
 	oddities [numOddities]event.Counter
+	ahead    lookahead
 
 	named []int32       // records that got a name in the batch being judged: who waited for them gets one too
 	told  []int32       // records whose names the batch's own runs do not tell: naming events will
 	room  []event.Block // of the naming events
+}
+
+// mixer is the mixer of a tier, for the group that it was used for last.
+type mixer struct {
+	event.Mixer
+	group event.Group
+}
+
+// key names a record that others wait for.
+type key struct {
+	hash  event.BlockHash
+	group uint32
 }
 
 // New returns an empty set.
@@ -72,9 +85,9 @@ func (s *Set) Reset() {
 	s.index = newTable()
 	s.slab = slab{snapshots: new(atomic.Int32)} // older snapshots share nothing with it
 	s.digest = 0
-	s.tiers, s.groups = nil, nil
-	s.names = queue{}
-	s.records, s.spread, s.fullest = 0, 0, 0
+	s.tiers, s.mixers, s.groups = nil, nil, nil
+	s.names = names{}
+	s.records, s.fullest = 0, 0
 	s.waiting = make(map[key][]int32)
 	s.orphans = 0
 	for i := range s.oddities {
@@ -98,7 +111,7 @@ func (s *Set) Blocks() uint64 {
 }
 
 // Entries returns how many entries a snapshot has: resident blocks and bare names.
-func (s *Set) Entries() uint64 { return uint64(s.records + s.spread) }
+func (s *Set) Entries() uint64 { return uint64(s.records + s.slab.spread) }
 
 // DeviceCopies returns the number of copies on the device.
 func (s *Set) DeviceCopies() uint64 {
@@ -137,13 +150,13 @@ func (s *Set) Clear() {
 // zero takes every copy out of every record.
 func (s *Set) zero() {
 	for i := range s.slab.all() {
-		if !s.slab.resident(i) {
+		if !s.slab.at(i).resident() {
 			continue
 		}
-		s.spread -= len(s.slab.more(i))
-		s.slab.setMore(i, nil)
-		s.slab.edit(i).first.copies = 0
-		s.retire(i)
+		r := s.slab.edit(i)
+		s.slab.setMore(i, r, nil)
+		r.first.copies = 0
+		s.retire(i, r)
 	}
 }
 
@@ -161,12 +174,12 @@ func (s *Set) Resident() iter.Seq[*event.Entry] {
 
 // Copied returns how many copies of a block lie in a tier.
 func (s *Set) Copied(h event.BlockHash, g event.Group, tier event.Tier) uint32 {
-	i, ok := s.index.get(key{h, g.Index()})
+	i := s.find(&h, g.Index())
 	t, known := s.tierNumber(tier)
-	if !ok || !known {
+	if i < 0 || !known {
 		return 0
 	}
-	return s.slab.copies(i, t)
+	return s.slab.copies(i, s.slab.at(i), t)
 }
 
 func (s *Set) tierNames() []event.Tier {
@@ -198,7 +211,17 @@ func (s *Set) addTier(tier event.Tier) (uint16, bool) {
 		return 0, false
 	}
 	s.tiers = append(s.tiers, TierCount{Tier: tier})
+	s.mixers = append(s.mixers, mixer{Mixer: event.NewMixer(event.NoGroup, tier), group: event.NoGroup})
 	return uint16(len(s.tiers) - 1), true
+}
+
+// mixer returns what mixes the digest's weights of a group's blocks in a tier.
+func (s *Set) mixer(tier uint16, g event.Group) *event.Mixer {
+	m := &s.mixers[tier]
+	if m.group != g {
+		*m = mixer{Mixer: event.NewMixer(g, s.tiers[tier].Tier), group: g}
+	}
+	return &m.Mixer
 }
 
 func (s *Set) noteGroup(ev *event.Event) { NoteGroup(&s.groups, ev) }
@@ -211,18 +234,20 @@ func NoteGroup(groups *[]event.GroupInfo, ev *event.Event) (news bool) {
 	info := event.GroupInfo{
 		Group: ev.Group, BlockSize: ev.BlockSize, Spec: ev.Spec, Window: ev.Window, Eagle: ev.Eagle,
 	}
-	device := ev.Tier.Warmth() == 0
 	for i := range *groups {
 		g := &(*groups)[i]
+		if *g == info {
+			return false
+		}
 		if g.Group.Index() != ev.Group.Index() {
 			continue
 		}
+		device := ev.Tier.Warmth() == 0
 		if info.BlockSize == 0 || g.BlockSize != 0 && (!device || info.BlockSize < g.BlockSize) {
 			return false
 		}
-		news = *g != info
 		*g = info
-		return news
+		return true
 	}
 	if len(*groups) == maxGroups {
 		return false
@@ -234,27 +259,32 @@ func NoteGroup(groups *[]event.GroupInfo, ev *event.Event) (news bool) {
 // maxGroups bounds how many cache groups are described; hybrid models have a handful.
 const maxGroups = 64
 
-// rise adds a copy of record i to a tier.
-func (s *Set) rise(i int32, tier uint16, now event.Time) {
-	r := s.slab.edit(i)
-	if r.flags&recQueued != 0 {
-		s.names.remove(&s.slab, i)
-	}
-	s.digest += event.Mix64(s.slab.hash(i), event.Group(r.group), s.tiers[tier].Tier)
-	s.tiers[tier].Copies++
-	s.spread -= len(s.slab.more(i))
-	copies := s.slab.add(i, tier, now)
-	s.spread += len(s.slab.more(i))
-	if copies == 1 {
-		s.tiers[tier].Blocks++
-		s.fullest = max(s.fullest, s.records-s.names.length)
-	}
+// find returns the record of a block, −1 when there is none.
+func (s *Set) find(h *event.BlockHash, group uint32) int32 {
+	i, _ := s.index.find(&s.slab, h, group)
+	return i
 }
 
-// repeat adds n further copies of record i to a tier that has one.
-func (s *Set) repeat(i int32, tier uint16, n uint32) {
-	r := s.slab.edit(i)
-	s.digest += event.Digest(n) * event.Mix64(s.slab.hash(i), event.Group(r.group), s.tiers[tier].Tier)
+// rise adds a copy of record i, whose block is h, to a tier; m is of the block's group and the tier.
+func (s *Set) rise(i int32, r *record, h event.BlockHash, tier uint16, m *event.Mixer, now event.Time) {
+	if r.flags&recQueued != 0 {
+		s.names.remove(r)
+	}
+	s.digest += m.Mix64(h)
+	t := &s.tiers[tier]
+	t.Copies++
+	if !r.resident() {
+		r.first = holding{stored: now, copies: 1, tier: tier}
+	} else if s.slab.add(i, r, tier, now) > 1 {
+		return
+	}
+	t.Blocks++
+	s.fullest = max(s.fullest, s.records-s.names.length)
+}
+
+// repeat adds n further copies to a tier that has one.
+func (s *Set) repeat(i int32, r *record, h event.BlockHash, tier uint16, m *event.Mixer, n uint32) {
+	s.digest += event.Digest(n) * m.Mix64(h)
 	s.tiers[tier].Copies += uint64(n)
 	if r.first.tier == tier {
 		r.first.copies += n
@@ -266,95 +296,88 @@ func (s *Set) repeat(i int32, tier uint16, n uint32) {
 			more[j].copies += n
 		}
 	}
-	s.slab.setMore(i, more)
+	s.slab.setMore(i, r, more)
 }
 
-// fall takes a copy of record i out of a tier that has one, and returns what is left and when it was stored.
-func (s *Set) fall(i int32, tier uint16) (left uint32, stored event.Time) {
-	r := s.slab.edit(i)
-	s.digest -= event.Mix64(s.slab.hash(i), event.Group(r.group), s.tiers[tier].Tier)
-	s.tiers[tier].Copies--
-	s.spread -= len(s.slab.more(i))
-	left, stored = s.slab.take(i, tier)
-	s.spread += len(s.slab.more(i))
+// fall takes a copy out of a tier that has one, and returns what is left and when it was stored.
+func (s *Set) fall(i int32, r *record, h event.BlockHash, tier uint16, m *event.Mixer) (left uint32, stored event.Time) {
+	s.digest -= m.Mix64(h)
+	t := &s.tiers[tier]
+	t.Copies--
+	left, stored = s.slab.take(i, r, tier)
 	if left == 0 {
-		s.tiers[tier].Blocks--
-		if !s.slab.resident(i) {
-			s.retire(i)
+		t.Blocks--
+		if !r.resident() {
+			s.retire(i, r)
 		}
 	}
 	return left, stored
 }
 
-// name gives record i the name of a prefix, unless it has one; it reports whether the name is (now) this one.
-func (s *Set) name(i int32, prefix event.PrefixHash) bool {
-	if r := s.slab.at(i); r.prefix != 0 {
-		return r.prefix == prefix
+// record returns the record of a block, made if need be, to be written.
+func (s *Set) record(h *event.BlockHash, group uint32) (int32, *record) {
+	i, hash := s.index.find(&s.slab, h, group)
+	if i >= 0 {
+		return i, s.slab.edit(i)
 	}
-	r := s.slab.edit(i)
-	if r.local != 0 {
-		s.unwait(i)
+	i, r := s.slab.alloc()
+	r.hash, r.group, r.flags = s.index.word(h), group, recUsed
+	if _, isInt := h.Int(); !isInt {
+		r.flags |= recLongHash
+		s.slab.editExtra(i).hash = h.Clone()
 	}
-	r.prefix, r.local = prefix, 0
-	return true
-}
-
-// record returns the record of a block, made if need be.
-func (s *Set) record(h event.BlockHash, g event.Group) int32 {
-	k := key{h, g.Index()}
-	if i, ok := s.index.get(k); ok {
-		return i
+	if s.index.insert(hash, i); s.index.due() {
+		s.index.tidy(&s.slab)
 	}
-	k.hash = k.hash.Clone()
-	i := s.slab.alloc()
-	r := s.slab.edit(i)
-	r.group, r.flags = k.group, recUsed
-	s.slab.setHash(i, k.hash)
-	s.index.put(k, i)
 	s.records++
-	return i
+	return i, r
 }
 
 // retire keeps the name of a block that lost its last copy, and forgets the oldest name beyond the bound.
-func (s *Set) retire(i int32) {
-	if s.slab.at(i).flags&recQueued == 0 {
-		s.names.push(&s.slab, i)
+func (s *Set) retire(i int32, r *record) {
+	if r.flags&recQueued == 0 {
+		s.names.push(&s.slab, i, r)
 	}
-	most := 0
-	if s.cfg.MaxNames > 0 {
-		most = max(s.cfg.MaxNames, s.fullest)
-	}
-	for s.names.length > most {
-		s.forget(s.names.oldest)
+	for most := s.mostNames(); s.names.length > most; {
+		s.forget(s.names.oldest())
 	}
 }
 
-// forget frees a record that is in the queue of names.
-func (s *Set) forget(i int32) {
-	s.names.remove(&s.slab, i)
-	r := s.slab.at(i)
-	if r.local != 0 {
-		s.unwait(i)
+// mostNames returns how many names are kept.
+func (s *Set) mostNames() int {
+	if s.cfg.MaxNames <= 0 {
+		return 0
 	}
-	s.index.remove(key{s.slab.hash(i), r.group})
-	s.slab.free(i)
+	return max(s.cfg.MaxNames, s.fullest)
+}
+
+// forget frees a record that is only a name.
+func (s *Set) forget(i int32) {
+	r := s.slab.edit(i)
+	s.names.remove(r)
+	if r.flags&recLocal != 0 {
+		s.unwait(i, r)
+	}
+	s.index.remove(r, i)
+	s.slab.free(i, r)
 	s.records--
 }
 
-// wait keeps record i aside until its parent has a name.
-func (s *Set) wait(i int32) bool {
+// wait keeps record i with its local hash aside until its parent has a name, and reports whether there was room.
+func (s *Set) wait(i int32, r *record, local uint64) bool {
 	if s.orphans >= s.cfg.MaxOrphans {
 		return false
 	}
-	r := s.slab.at(i)
 	k := key{s.slab.parent(i), r.group}
 	s.waiting[k] = append(s.waiting[k], i)
 	s.orphans++
+	r.name, r.flags = local, r.flags|recLocal
 	return true
 }
 
-func (s *Set) unwait(i int32) {
-	r := s.slab.at(i)
+// unwait forgets the local hash with which record i waits.
+func (s *Set) unwait(i int32, r *record) {
+	r.name, r.flags = 0, r.flags&^recLocal
 	k := key{s.slab.parent(i), r.group}
 	list := s.waiting[k]
 	at := slices.Index(list, i)

@@ -4,111 +4,49 @@ import (
 	"iter"
 	"slices"
 	"sync/atomic"
-	"unsafe"
 
 	"kvstrata/event"
-	"kvstrata/event/flat"
 )
-
-// key finds a record: an engine's hash within a cache group. Nil group and group 0 are the same.
-type key struct {
-	hash  event.BlockHash
-	group uint32
-}
-
-// table maps keys to records. Integer hashes, which most are, have a flat map a group.
-type table struct {
-	pool  *flat.Pool
-	ints  []*flat.Map // by group
-	bytes map[key]int32
-}
-
-func newTable() table {
-	return table{pool: flat.NewPool(nil), bytes: make(map[key]int32)}
-}
-
-// group returns the integer hashes of a group, made at its first.
-func (t *table) group(g uint32) *flat.Map {
-	for uint32(len(t.ints)) <= g {
-		t.ints = append(t.ints, flat.NewMap(t.pool))
-	}
-	return t.ints[g]
-}
-
-// flatGroups bounds the groups that have flat maps: a source may name any number.
-const flatGroups = 64
-
-func (t *table) get(k key) (i int32, ok bool) {
-	n, isInt := k.hash.Int()
-	if !isInt || k.group >= flatGroups {
-		i, ok = t.bytes[k]
-		return i, ok
-	}
-	if k.group >= uint32(len(t.ints)) {
-		return 0, false
-	}
-	i = int32(t.ints[k.group].Get(n)) - 1
-	return i, i >= 0
-}
-
-func (t *table) put(k key, i int32) {
-	if n, isInt := k.hash.Int(); isInt && k.group < flatGroups {
-		*t.group(k.group).Entry(n) = uint32(i) + 1
-		return
-	}
-	t.bytes[k] = i
-}
-
-func (t *table) remove(k key) {
-	if n, isInt := k.hash.Int(); isInt && k.group < flatGroups {
-		t.group(k.group).Delete(n)
-		return
-	}
-	delete(t.bytes, k)
-}
-
-// ahead is how many blocks' misses overlap at a time.
-const ahead = 64
-
-// prefetch has what the next operations on some blocks will look at fetched.
-func (t *table) prefetch(blocks []event.Block, g event.Group) {
-	if g.Index() >= uint32(len(t.ints)) || len(blocks) < 2 {
-		return
-	}
-	var room [2 * ahead]unsafe.Pointer
-	lines := room[:0]
-	for i := range blocks[:min(ahead, len(blocks))] {
-		if n, isInt := blocks[i].Hash.Int(); isInt {
-			lines = t.ints[g.Index()].AppendLines(lines, n)
-		}
-	}
-	flat.Prefetch(lines)
-}
 
 // Flags of a record.
 const (
 	recUsed       uint8 = 1 << iota
 	recParent           // it has a parent
 	recEagle            //
-	recQueued           // in the queue of names
+	recLocal            // its name is a local hash
+	recQueued           // among the names
 	recLongHash         // the hash is no integer: it lies in the extra
 	recLongParent       // the parent's likewise
 	recSpread           // copies in more than one tier: the further ones lie in the extra
 )
 
-// record is what is known of one (hash, group). It holds no pointer, so that the collector need not walk the slab.
+// record is what is known of one (hash, group): a cache line. It holds no pointer, so that the collector need not walk the slab.
 type record struct {
-	hash      uint64
+	hash      uint64 // its word in the table
 	parent    uint64
-	prefix    event.PrefixHash // 0 = unknown
-	local     uint64           // while the prefix is unknown only because the parent's is
-	seed      uint64           // sealed
-	first     holding          // the only one, mostly
+	name      uint64  // the prefix hash, or, while that is unknown only because the parent's is, the local one; 0 = unknown
+	seed      uint64  // sealed
+	first     holding // the only one, mostly; without copies when there is none
 	group     uint32
 	blockSize uint32
-	older     int32 // neighbours in the queue of names, or the next free record
-	newer     int32
+	link      uint32 // its place among the names, or the next free record plus one
 	flags     uint8
+}
+
+// prefix returns the name of the prefix that ends with the block, 0 while that is unknown.
+func (r *record) prefix() event.PrefixHash {
+	if r.flags&recLocal != 0 {
+		return 0
+	}
+	return event.PrefixHash(r.name)
+}
+
+// local returns the local hash of a block whose prefix hash waits for the parent's, else 0.
+func (r *record) local() uint64 {
+	if r.flags&recLocal == 0 {
+		return 0
+	}
+	return r.name
 }
 
 // extra is what few records need.
@@ -133,16 +71,6 @@ func (s *slab) hash(i int32) event.BlockHash {
 	return s.extra(i).hash
 }
 
-func (s *slab) setHash(i int32, h event.BlockHash) {
-	r := s.edit(i)
-	if n, isInt := h.Int(); isInt {
-		r.hash = n
-		return
-	}
-	r.flags |= recLongHash
-	s.editExtra(i).hash = h
-}
-
 // parent returns the block before record i's, if recParent says that there is one.
 func (s *slab) parent(i int32) event.BlockHash {
 	if r := s.at(i); r.flags&recLongParent == 0 {
@@ -151,16 +79,13 @@ func (s *slab) parent(i int32) event.BlockHash {
 	return s.extra(i).parent
 }
 
-func (s *slab) setParent(i int32, h event.BlockHash) {
-	r := s.edit(i)
-	r.flags |= recParent
+func (s *slab) setParent(i int32, r *record, h *event.BlockHash) {
 	if n, isInt := h.Int(); isInt {
-		r.parent = n
-		r.flags &^= recLongParent
+		r.parent, r.flags = n, r.flags&^recLongParent|recParent
 		return
 	}
-	r.flags |= recLongParent
-	s.editExtra(i).parent = h
+	r.flags |= recParent | recLongParent
+	s.editExtra(i).parent = h.Clone()
 }
 
 // more returns the holdings of record i beyond the first.
@@ -171,8 +96,8 @@ func (s *slab) more(i int32) []holding {
 	return s.extra(i).more
 }
 
-func (s *slab) setMore(i int32, more []holding) {
-	r := s.edit(i)
+func (s *slab) setMore(i int32, r *record, more []holding) {
+	s.spread += len(more) - len(s.more(i))
 	if len(more) == 0 {
 		if r.flags&recSpread != 0 {
 			r.flags &^= recSpread
@@ -184,9 +109,10 @@ func (s *slab) setMore(i int32, more []holding) {
 	s.editExtra(i).more = more
 }
 
-func (s *slab) copies(i int32, tier uint16) uint32 {
-	r := s.at(i)
-	if r.first.tier == tier && r.first.copies > 0 {
+func (r *record) resident() bool { return r.first.copies > 0 }
+
+func (s *slab) copies(i int32, r *record, tier uint16) uint32 {
+	if r.first.tier == tier || r.flags&recSpread == 0 && r.first.copies == 0 {
 		return r.first.copies
 	}
 	for _, h := range s.more(i) {
@@ -197,18 +123,8 @@ func (s *slab) copies(i int32, tier uint16) uint32 {
 	return 0
 }
 
-func (s *slab) resident(i int32) bool {
-	r := s.at(i)
-	return r.first.copies > 0 || r.flags&recSpread != 0
-}
-
-// add adds a copy and returns how many there are.
-func (s *slab) add(i int32, tier uint16, now event.Time) uint32 {
-	r := s.edit(i)
-	if !s.resident(i) {
-		r.first = holding{stored: now, copies: 1, tier: tier}
-		return 1
-	}
+// add adds a copy to a record that has some, and returns how many the tier has.
+func (s *slab) add(i int32, r *record, tier uint16, now event.Time) uint32 {
 	if r.first.tier == tier {
 		r.first.copies++
 		return r.first.copies
@@ -217,23 +133,23 @@ func (s *slab) add(i int32, tier uint16, now event.Time) uint32 {
 	for j := range more {
 		if more[j].tier == tier {
 			more[j].copies++
-			s.setMore(i, more)
+			s.setMore(i, r, more)
 			return more[j].copies
 		}
 	}
-	s.setMore(i, append(more, holding{stored: now, copies: 1, tier: tier}))
+	s.setMore(i, r, append(more, holding{stored: now, copies: 1, tier: tier}))
 	return 1
 }
 
 // take takes a copy from a tier that has one.
-func (s *slab) take(i int32, tier uint16) (left uint32, stored event.Time) {
-	r := s.edit(i)
-	if r.first.tier == tier && r.first.copies > 0 {
+func (s *slab) take(i int32, r *record, tier uint16) (left uint32, stored event.Time) {
+	if r.first.tier == tier {
 		r.first.copies--
 		left, stored = r.first.copies, r.first.stored
-		if more := s.more(i); left == 0 && len(more) > 0 {
+		if left == 0 && r.flags&recSpread != 0 {
+			more := s.more(i)
 			r.first = more[0]
-			s.setMore(i, slices.Clone(more[1:]))
+			s.setMore(i, r, slices.Clone(more[1:]))
 		}
 		return left, stored
 	}
@@ -249,7 +165,7 @@ func (s *slab) take(i int32, tier uint16) (left uint32, stored event.Time) {
 		}
 		break
 	}
-	s.setMore(i, more)
+	s.setMore(i, r, more)
 	return left, stored
 }
 
@@ -258,78 +174,91 @@ const (
 	chunkSize = 1 << chunkBits
 )
 
-// chunk is a run of records that snapshots share until it is written. The pointer stands first: the collector looks no
-// further.
+// chunk is a run of records that snapshots share until it is written.
 type chunk struct {
+	records    *[chunkSize]record
 	extras     *[chunkSize]extra // nil while no record of the chunk needs one
 	generation uint32
-	records    [chunkSize]record
 }
 
 // slab holds the records. A snapshot is a copy of the list of chunks: while it lives, the first write to a shared chunk
-// copies it, so that taking a snapshot costs one pointer a thousand records and holds nothing up.
+// copies it, so that taking a snapshot costs three words a thousand records and holds nothing up.
 type slab struct {
-	chunks     []*chunk
+	chunks     []chunk
 	generation uint32
 	snapshots  *atomic.Int32 // that live
 	used       int32         // records ever taken; those freed since are in the list
-	freeList   int32         // index + 1 of the first free record; 0 = none
+	freeList   uint32        // the first free record plus one; 0 = none
+	spread     int           // holdings beyond the first of their record
 }
 
 func (s *slab) at(i int32) *record { return &s.chunks[i>>chunkBits].records[i&(chunkSize-1)] }
+
+// touch loads some records, one after the other and nothing between them, so that the misses overlap.
+func (s *slab) touch(records []int32) (sink uint64) {
+	for _, i := range records {
+		sink += s.at(i).hash
+	}
+	return sink
+}
 
 func (s *slab) extra(i int32) *extra { return &s.chunks[i>>chunkBits].extras[i&(chunkSize-1)] }
 
 // editExtra returns the extra of a record to be written.
 func (s *slab) editExtra(i int32) *extra {
 	s.edit(i)
-	c := s.chunks[i>>chunkBits]
+	c := &s.chunks[i>>chunkBits]
 	if c.extras == nil {
 		c.extras = new([chunkSize]extra)
 	}
 	return &c.extras[i&(chunkSize-1)]
 }
 
-// edit returns a record to be written.
+// edit returns a record to be written, at this place until the next snapshot.
 func (s *slab) edit(i int32) *record {
-	c := s.chunks[i>>chunkBits]
+	c := &s.chunks[i>>chunkBits]
 	if c.generation != s.generation {
-		if s.snapshots.Load() > 0 {
-			own := *c
-			c = &own
-			if c.extras != nil {
-				extras := *c.extras
-				c.extras = &extras
-			}
-			s.chunks[i>>chunkBits] = c
-		}
-		c.generation = s.generation
+		s.own(c)
 	}
 	return &c.records[i&(chunkSize-1)]
 }
 
-func (s *slab) alloc() int32 {
+// own makes a chunk one that no snapshot shares.
+func (s *slab) own(c *chunk) {
+	if s.snapshots.Load() > 0 {
+		records := *c.records
+		c.records = &records
+		if c.extras != nil {
+			extras := *c.extras
+			c.extras = &extras
+		}
+	}
+	c.generation = s.generation
+}
+
+// alloc returns a record that nobody uses, all zero.
+func (s *slab) alloc() (int32, *record) {
 	if s.freeList != 0 {
-		i := s.freeList - 1
-		s.freeList = s.at(i).older
-		*s.edit(i) = record{}
-		return i
+		i := int32(s.freeList - 1)
+		r := s.edit(i)
+		s.freeList = r.link
+		r.link = 0
+		return i, r
 	}
 	i := s.used
 	if int(i>>chunkBits) == len(s.chunks) {
-		s.chunks = append(s.chunks, &chunk{generation: s.generation})
+		s.chunks = append(s.chunks, chunk{records: new([chunkSize]record), generation: s.generation})
 	}
 	s.used++
-	return i
+	return i, s.edit(i)
 }
 
-func (s *slab) free(i int32) {
-	r := s.edit(i)
+func (s *slab) free(i int32, r *record) {
 	if r.flags&(recLongHash|recLongParent|recSpread) != 0 {
 		*s.editExtra(i) = extra{}
 	}
-	*r = record{older: s.freeList}
-	s.freeList = i + 1
+	*r = record{link: s.freeList}
+	s.freeList = uint32(i) + 1
 }
 
 // freeze returns the slab as it is now; s goes on.
@@ -349,43 +278,4 @@ func (s *slab) all() iter.Seq[int32] {
 			}
 		}
 	}
-}
-
-// queue orders the records that are only names, oldest first. Indices are kept plus one; 0 = none.
-type queue struct {
-	oldest int32 // index, when length > 0
-	newest int32
-	length int
-}
-
-func (q *queue) push(s *slab, i int32) {
-	r := s.edit(i)
-	r.flags |= recQueued
-	r.older, r.newer = 0, 0
-	if q.length == 0 {
-		q.oldest = i
-	} else {
-		r.older = q.newest + 1
-		s.edit(q.newest).newer = i + 1
-	}
-	q.newest = i
-	q.length++
-}
-
-func (q *queue) remove(s *slab, i int32) {
-	r := s.edit(i)
-	older, newer := r.older, r.newer
-	r.flags &^= recQueued
-	r.older, r.newer = 0, 0
-	if older != 0 {
-		s.edit(older - 1).newer = newer
-	} else {
-		q.oldest = newer - 1
-	}
-	if newer != 0 {
-		s.edit(newer - 1).older = older
-	} else {
-		q.newest = older - 1
-	}
-	q.length--
 }

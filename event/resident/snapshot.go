@@ -48,7 +48,7 @@ func (snap *Snapshot) Entries() iter.Seq[*event.Entry] {
 				continue
 			}
 			e = event.Entry{
-				Hash: snap.slab.hash(i), Group: event.Group(r.group), Prefix: r.prefix, Local: r.local,
+				Hash: snap.slab.hash(i), Group: event.Group(r.group), Prefix: r.prefix(), Local: r.local(),
 				HasParent: r.flags&recParent != 0, Seed: r.seed, BlockSize: r.blockSize, Eagle: r.flags&recEagle != 0,
 			}
 			if e.HasParent {
@@ -97,31 +97,37 @@ func (s *Set) add(e *event.Entry) {
 	if e.Copies == 0 && s.cfg.MaxNames == 0 {
 		return
 	}
-	_, known := s.index.get(key{e.Hash, e.Group.Index()})
-	at := s.record(e.Hash, e.Group)
-	r := s.slab.edit(at)
+	group := e.Group.Index()
+	known := s.find(&e.Hash, group) >= 0
+	at, r := s.record(&e.Hash, group)
 	if !known { // the first row of a block describes it: what rises under one description falls under it
 		r.seed, r.blockSize = e.Seed, e.BlockSize
 		if e.HasParent {
-			s.slab.setParent(at, e.Parent.Clone())
+			s.slab.setParent(at, r, &e.Parent)
 		}
 		if e.Eagle {
 			r.flags |= recEagle
 		}
 	}
-	if e.Prefix != 0 {
-		s.name(at, e.Prefix)
-	} else if e.Local != 0 && r.local == 0 && s.wait(at) {
-		s.slab.edit(at).local = e.Local
+	switch {
+	case r.prefix() != 0:
+	case e.Prefix != 0:
+		if r.flags&recLocal != 0 {
+			s.unwait(at, r)
+		}
+		r.name = uint64(e.Prefix)
+	case e.Local != 0 && r.flags&recLocal == 0:
+		s.wait(at, r, e.Local)
 	}
 	if e.Copies == 0 {
-		s.retire(at)
+		s.retire(at, r)
 		return
 	}
 	if tier, ok := s.addTier(e.Tier); ok {
-		s.rise(at, tier, e.Stored)
+		m := s.mixer(tier, e.Group)
+		s.rise(at, r, e.Hash, tier, m, e.Stored)
 		if e.Copies > 1 {
-			s.repeat(at, tier, e.Copies-1)
+			s.repeat(at, r, e.Hash, tier, m, e.Copies-1)
 		}
 	}
 }
