@@ -87,6 +87,7 @@ func TestSourcesAnswerWhileOthersAreLoaded(t *testing.T) {
 	}
 	defer r.bus.Hurry()()
 	for i, s := range stories {
+		s.answer(1, 1) // on a busy machine any of them may be late
 		if i == 7 {
 			snap := s.judge.Snapshot()
 			snap.Digest++
