@@ -352,18 +352,24 @@ func (f *filler) add(s *slot) bool {
 		f.count[i]++
 		return true
 	}
-	to := f.page.make(f.page.homes(s.lower))
-	if to == nil {
-		return false
-	}
-	*to = *s
-	for k := range uint32(sizes[f.page.size]) { // a key has moved
-		f.count[k] = bucketSlots
-		if n := f.page.at(k).empty(); n >= 0 {
-			f.count[k] = uint8(n)
+	return f.push(i, s) || f.push(j, s)
+}
+
+// push puts a key into a full bucket, one of whose keys goes to its other bucket, and reports whether any could.
+func (f *filler) push(i uint32, s *slot) bool {
+	b := f.page.at(i)
+	for k := range b.slots {
+		p, q := f.page.places(b.slots[k].lower)
+		if p == i {
+			p = q
+		}
+		if n := f.count[p]; n < bucketSlots {
+			f.page.at(p).slots[n], b.slots[k] = b.slots[k], *s
+			f.count[p]++
+			return true
 		}
 	}
-	return true
+	return false
 }
 
 // fill puts all keys of some pages into an empty one, and reports whether they fit.
