@@ -176,6 +176,7 @@ func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
 			x.parents = append(x.parents, parent{key, uint32(h.forest.depth(id)), h.forest, id})
 		}
 	}
+	r.mixer = x.mixer(ev.Group, ev.Tier)
 	for i := range ev.Blocks {
 		bl := &ev.Blocks[i]
 		x.fetch.next(s, b)
@@ -193,7 +194,7 @@ func (x *Index) applyStored(s *source, b *event.Batch, ev *event.Event) error {
 		if prefix != 0 && !x.cfg.Shard.Holds(prefix) { // another index's, of which only the digest is this one's, too
 			r.drop(bl.Hash)
 			if bl.Effect > 0 {
-				s.digest += event.Mix64(bl.Hash, ev.Group, ev.Tier)
+				s.digest += r.mixer.Mix64(bl.Hash)
 			}
 		} else if bl.Effect > 0 {
 			if err := r.rise(b, ev, bl.Hash, prefix); err != nil {
@@ -233,6 +234,7 @@ type run struct {
 
 	tier    uint16 // that it is stored in
 	hasTier bool
+	mixer   *event.Mixer      // of the group and the tier
 	told    []event.GroupInfo // of the source
 	groups  []*group          // of the source, as they are filled
 	borrows bool              // blocks without a name take the one that another group has for them
@@ -307,7 +309,7 @@ func (r *run) rise(b *event.Batch, ev *event.Event, hash event.BlockHash, prefix
 			return &resident.InvariantError{Seq: b.First, Hash: hash, Reason: "more tiers than a source may have"}
 		}
 	}
-	r.source.digest += event.Mix64(hash, ev.Group, ev.Tier)
+	r.source.digest += r.mixer.Mix64(hash)
 	r.add(r.tier, hash, prefix)
 	return nil
 }
@@ -395,7 +397,7 @@ func (r *run) drop(hash event.BlockHash) {
 
 func (x *Index) applyEvicted(s *source, b *event.Batch, ev *event.Event) error {
 	g := s.group(ev.Group)
-	tier := slices.Index(x.tiers, ev.Tier)
+	tier, mixer := slices.Index(x.tiers, ev.Tier), x.mixer(ev.Group, ev.Tier)
 	for i := range ev.Blocks {
 		bl := &ev.Blocks[i]
 		x.fetch.next(s, b)
@@ -410,7 +412,7 @@ func (x *Index) applyEvicted(s *source, b *event.Batch, ev *event.Event) error {
 		default:
 			return &resident.InvariantError{Seq: b.First, Hash: bl.Hash, Reason: "no copy to take"}
 		}
-		s.digest -= event.Mix64(bl.Hash, ev.Group, ev.Tier)
+		s.digest -= mixer.Mix64(bl.Hash)
 	}
 	return nil
 }
@@ -433,6 +435,21 @@ func (x *Index) fall(g *group, tier int, hash event.BlockHash) bool {
 		}
 	}
 	return false
+}
+
+// mixing is the mixer of the group and tier that came last.
+type mixing struct {
+	group event.Group
+	tier  event.Tier
+	mixer event.Mixer
+}
+
+// mixer returns what digests of a group's blocks in a tier are made with, until it is called for others.
+func (x *Index) mixer(g event.Group, t event.Tier) *event.Mixer {
+	if m := &x.mixing; m.group != g || m.tier != t {
+		*m = mixing{g, t, event.NewMixer(g, t)}
+	}
+	return &x.mixing.mixer
 }
 
 // tierOf returns the number of a tier that a source names.

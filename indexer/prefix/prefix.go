@@ -77,6 +77,7 @@ type Index struct {
 	disturbed   bool      // version is odd
 	moving      bool      // some forest's chunks are leaving
 	fetch       fetch
+	mixing      mixing
 	asked       asked
 	service     service
 }
@@ -147,6 +148,7 @@ type variant struct {
 func New(cfg Config) *Index {
 	x := &Index{
 		cfg: cfg, hasher: event.NewHasher(cfg.HashKey), metrics: newMetrics(), owners: newOwnerSets(), seed: rand.Uint64(),
+		mixing:  mixing{mixer: event.NewMixer(0, "")},
 		sources: make(map[event.Source]*source), hot: make(map[hotKey]*heat),
 	}
 	x.memory = newMemory(x)

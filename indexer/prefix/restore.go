@@ -164,7 +164,7 @@ func (in *intake) enter(r *run, e *event.Entry) {
 			}
 		}
 	}
-	in.room.digest += event.Digest(e.Copies) * event.Mix64(e.Hash, e.Group, e.Tier)
+	in.room.digest += event.Digest(e.Copies) * in.index.mixer(e.Group, e.Tier).Mix64(e.Hash)
 }
 
 // lateKey is what a row is called by the rows that continue it.
