@@ -12,6 +12,7 @@ import (
 // Insert is one insert of a writer, for a test to perform or not.
 type Insert struct {
 	Table string
+	Token string
 	Rows  int
 	Days  int // on which they were committed
 	Send  func() error
@@ -29,7 +30,7 @@ func (w *Writer) Intercept(f func(Insert) error) {
 				}
 			}
 		}
-		return f(Insert{d.table, d.rows, len(days), func() error { return real(ctx, conn, d, token) }})
+		return f(Insert{d.table, token, d.rows, len(days), func() error { return real(ctx, conn, d, token) }})
 	}
 }
 

@@ -95,6 +95,7 @@ func (w *Writer) begin(ctx context.Context, conn clickhouse.Conn) error {
 	w.reached = at.committed.at
 	w.committed = at.committed
 	w.open, w.spare = newRound(), newRound()
+	w.lineage = newLineage()
 	select {
 	case <-w.running:
 	default:
@@ -200,6 +201,7 @@ type delivery struct {
 	table   string
 	rows    int
 	columns func() []column // made when they are sent: those of a checkpoint's pieces are copies
+	adds    bool            // rows add up to the same however often they are stored
 	queryID string
 }
 
@@ -208,7 +210,8 @@ func (w *Writer) insertRound(ctx context.Context, conn clickhouse.Conn, r *round
 	w.mu.Lock()
 	number, life := w.committed.round+1, w.life
 	w.mu.Unlock()
-	for i, d := range r.deliveries(number) {
+	w.lineage.follow(&r.blocks, r.day)
+	for i, d := range r.deliveries(number, w.lineage) {
 		if d.rows == 0 {
 			continue
 		}
@@ -226,7 +229,7 @@ func (w *Writer) insertRound(ctx context.Context, conn clickhouse.Conn, r *round
 }
 
 // deliveries returns what a round inserts, in that order: its place comes last.
-func (r *round) deliveries(number uint64) []delivery {
+func (r *round) deliveries(number uint64, l *lineage) []delivery {
 	var list []delivery
 	for _, s := range r.snapshots {
 		for from := 0; from < s.len(); from += snapshotChunk {
@@ -242,6 +245,8 @@ func (r *round) deliveries(number uint64) []delivery {
 	}
 	return append(
 		list,
+		delivery{table: tableNames[batchTable], rows: r.batches.len(), columns: r.batches.columns},
+		delivery{table: "chains", rows: l.rows.len(), columns: l.rows.columns, adds: true},
 		delivery{table: tableNames[blockTable], rows: r.blocks.len(), columns: r.blocks.columns},
 		delivery{table: tableNames[loadTable], rows: r.loads.len(), columns: r.loads.columns},
 		delivery{table: tableNames[ledgerTable], rows: r.ledger.len(), columns: r.ledger.columns},
@@ -254,12 +259,12 @@ func (r *round) deliveries(number uint64) []delivery {
 var errSwallowed = errors.New("ClickHouse takes the rows for ones that it has, and has not; sending them under another token")
 
 // deliver inserts rows until they are in, once. After an error it is unknown whether they are: they are looked for, and
-// when they are not there sent again with the same token, and looked for again. Nothing is sent once another writer has
-// claimed the tables.
+// when they are not there sent again with the same token, and looked for again. Rows that add up are only sent again, under
+// another token. Nothing is sent once another writer has claimed the tables.
 func (w *Writer) deliver(ctx context.Context, conn clickhouse.Conn, d delivery, number uint64, token string) error {
 	tries, swallowed := 0, 0
 	return w.insist(ctx, "insert into "+d.table, func(ctx context.Context) error {
-		if tries > 0 {
+		if tries > 0 && !d.adds {
 			if there, err := w.has(ctx, conn, d); there || err != nil {
 				return err
 			}
@@ -268,6 +273,9 @@ func (w *Writer) deliver(ctx context.Context, conn clickhouse.Conn, d delivery, 
 			return err
 		}
 		tries++
+		if d.adds {
+			return w.insert(ctx, conn, d, fmt.Sprintf("%s:%d", token, tries))
+		}
 		if err := w.insert(ctx, conn, d, fmt.Sprintf("%s:%d", token, swallowed)); err != nil || tries == 1 {
 			return err
 		}
@@ -416,16 +424,19 @@ func (s *standing) source(tokens string) (*sourceState, error) {
 
 // readBeyond reads how far a table goes beyond the last finished round, in each source's own sequence.
 func (s *standing) readBeyond(ctx context.Context, conn clickhouse.Conn, t int, table string) error {
-	last, where := "seq", ""
-	if t == ledgerTable {
-		last, where = "last", " AND kind IN ('lost', 'dropped', 'life')"
-	}
 	ctx = clickhouse.Context(ctx, clickhouse.WithParameters(clickhouse.Parameters{
 		"stream": fmt.Sprint(int64(s.committed.at.Created)), "after": fmt.Sprint(s.committed.at.Sequence),
 	}))
 	// Spelled out, so that the index of stream and stream_seq serves it.
-	rows, err := conn.Query(ctx, `SELECT toString(source), max((epoch, `+last+`)) AS far, far.1, far.2 FROM `+table+
-		` WHERE (stream > {stream:Int64} OR stream = {stream:Int64} AND stream_seq > {after:UInt64})`+where+` GROUP BY source`)
+	const beyond = "(stream > {stream:Int64} OR stream = {stream:Int64} AND stream_seq > {after:UInt64})"
+	last, where := "seq", beyond
+	switch t {
+	case ledgerTable:
+		last, where = "last", beyond+" AND kind IN ('lost', 'dropped', 'life')"
+	case blockTable: // every row's batch is in, and says from when on the rows are
+		where = "committed >= (SELECT if(count() = 0, toDateTime('2106-01-01', 'UTC'), toDateTime(min(committed), 'UTC')) FROM batches WHERE " + beyond + ")"
+	}
+	rows, err := conn.Query(ctx, `SELECT toString(source), max((epoch, `+last+`)) AS far, far.1, far.2 FROM `+table+` WHERE `+where+` GROUP BY source`)
 	if err != nil {
 		return fmt.Errorf("read how far %s goes: %w", table, err)
 	}

@@ -10,6 +10,7 @@ var (
 )
 
 // inWindow are the rows that a question is about. The time is when the bus took the event: engines' clocks may be wrong.
+// That of a block event is in whole seconds, so that its windows begin and end with seconds.
 // Sources are named once, not in every row.
 const inWindow = `committed >= fromUnixTimestamp64Micro({since:Int64}) AND committed < fromUnixTimestamp64Micro({until:Int64})
   AND ({model:String} = '' AND {engine:String} = '' OR source IN (SELECT source FROM progress WHERE source != ''
@@ -85,10 +86,10 @@ LIMIT {limit:UInt64}`,
 		Help:   "How many blocks each engine evicted from each tier, and how old they were then.",
 		Params: []Param{since, until, model, engine, limit},
 		sql: `SELECT ` + modelOf + ` AS model, ` + instanceOf + ` AS instance, tier, sum(n) AS evicted, sum(known) AS aged,
-  (quantilesIfMerge(0.01, 0.5, 0.99)(ages) AS q)[1] / 1e6, q[2] / 1e6, q[3] / 1e6
+  (quantilesIfMerge(0.01, 0.5, 0.99)(ages) AS q)[1] / 1e3, q[2] / 1e3, q[3] / 1e3
 FROM (
-  SELECT source, tier, countIf(effect < 0) AS n, countIf(age_us >= 0 AND copies < 1) AS known,
-    quantilesIfState(0.01, 0.5, 0.99)(age_us, age_us >= 0 AND copies < 1) AS ages
+  SELECT source, tier, countIf(effect < 0) AS n, countIf(age_ms >= 0 AND copies < 1) AS known,
+    quantilesIfState(0.01, 0.5, 0.99)(age_ms, age_ms >= 0 AND copies < 1) AS ages
   FROM block_events
   WHERE op = 'EVICTED' AND ` + inWindow + `
   GROUP BY source, tier)
@@ -114,12 +115,12 @@ LIMIT {limit:UInt64}`,
 		Name: "lifetimes", Title: "Block lifetimes",
 		Help:   "How long evicted blocks had been resident.",
 		Params: []Param{since, until, model, engine, limit},
-		sql: `SELECT multiIf(age_us < 1000000, '< 1 s', age_us < 10000000, '1–10 s', age_us < 60000000, '10–60 s', age_us < 300000000, '1–5 min',
-    age_us < 1800000000, '5–30 min', age_us < 7200000000, '30 min–2 h', age_us < 43200000000, '2–12 h', '> 12 h') AS lifetime,
+		sql: `SELECT multiIf(age_ms < 1000, '< 1 s', age_ms < 10000, '1–10 s', age_ms < 60000, '10–60 s', age_ms < 300000, '1–5 min',
+    age_ms < 1800000, '5–30 min', age_ms < 7200000, '30 min–2 h', age_ms < 43200000, '2–12 h', '> 12 h') AS lifetime,
   count() AS blocks, sum(count()) OVER () AS known, count() / known AS share
 FROM block_events
-WHERE op = 'EVICTED' AND age_us >= 0 AND copies < 1 AND ` + inWindow + `
-GROUP BY lifetime ORDER BY min(age_us)
+WHERE op = 'EVICTED' AND age_ms >= 0 AND copies < 1 AND ` + inWindow + `
+GROUP BY lifetime ORDER BY min(age_ms)
 LIMIT {limit:UInt64}`,
 		columns: []Column{
 			{"lifetime", "text", ""}, {"evicted", "number", "blocks"}, {"of", "number", "blocks"}, {"share", "ratio", ""},
@@ -131,17 +132,15 @@ LIMIT {limit:UInt64}`,
 		Name: "hot-prefixes", Title: "Hot prefixes",
 		Help:   "The prefixes that most stored runs continued.",
 		Params: []Param{since, until, model, engine, {"limit", "number", "50", "Rows at most."}},
-		sql: `WITH continued AS (
-  SELECT source, run_parent, count() AS runs, max(committed) AS last
-  FROM block_events
-  WHERE op = 'STORED' AND pos = 0 AND run_parent != 0 AND ` + inWindow + `
-  GROUP BY source, run_parent ORDER BY runs DESC, source, run_parent LIMIT 10000)
-SELECT ` + modelOf + ` AS model, prefix, sum(runs) AS continued, uniqExact(source) AS engines, max(last) AS last
-FROM continued
+		sql: `WITH begun AS (
+  SELECT source, hash, count() AS runs, max(committed) AS newest FROM block_events
+  WHERE op = 'STORED' AND pos = 0 AND run_parent != 0 AND named = 1 AND ` + inWindow + `
+  GROUP BY source, hash)
+SELECT ` + modelOf + ` AS model, parent AS prefix, sum(runs) AS continued, uniqExact(source) AS engines, max(newest) AS last
+FROM begun
 INNER JOIN (
-  SELECT source, engine_hash AS run_parent, argMax(hash, committed) AS prefix FROM block_events
-  WHERE op = 'STORED' AND named = 1 AND engine_hash IN (SELECT run_parent FROM continued)
-  GROUP BY source, engine_hash) AS parents USING (source, run_parent)
+  SELECT hash, max(parent) AS parent FROM chains WHERE named = 1 AND hash IN (SELECT hash FROM begun) GROUP BY hash) AS known USING hash
+WHERE parent != 0
 GROUP BY model, prefix ORDER BY continued DESC, prefix
 LIMIT {limit:UInt64}`,
 		columns: []Column{
@@ -150,7 +149,7 @@ LIMIT {limit:UInt64}`,
 		chart: Chart{"none", "", nil},
 		notes: []string{
 			"engines report no hits: a request that was cached whole leaves no trace, and is not counted",
-			"added up from the 10,000 blocks of single engines that were continued most often",
+			"runs that continue a block that was stored long ago, and not since history was started, are not counted",
 		},
 	},
 	{

@@ -40,6 +40,8 @@ type Writer struct {
 	trouble   string // why inserts do not go through; empty = they do
 	said      time.Time
 
+	lineage *lineage // of Run's goroutine
+
 	insert insertFunc      // insert, or native's; tests lose its answers
 	native *nativeInserter // nil where a server is used
 }
@@ -78,20 +80,23 @@ func (p point) covers(epoch event.Epoch, seq event.Seq) bool {
 	return p.set && (epoch < p.epoch || epoch == p.epoch && seq <= p.seq)
 }
 
-// The tables of a round, in the order in which they are inserted.
+// The tables of a round whose rows are told once, in the order in which they are inserted. A batch's own row is in before
+// those that refer to it.
 const (
-	blockTable = iota
+	batchTable = iota
+	blockTable
 	loadTable
 	ledgerTable
 	tables
 )
 
-var tableNames = [tables]string{blockTable: "block_events", loadTable: "loads", ledgerTable: "ledger"}
+var tableNames = [tables]string{batchTable: "batches", blockTable: "block_events", loadTable: "loads", ledgerTable: "ledger"}
 
 // round is what one pass inserts: rows of messages in stream order, all of one day.
 type round struct {
 	day       int64 // of the rows, in UTC days
 	began     time.Time
+	batches   batchRows
 	blocks    blockRows
 	loads     loadRows
 	ledger    ledgerRows
@@ -111,7 +116,7 @@ func newRound() *round {
 
 // rows counts the rows of a round.
 func (r *round) rows() int {
-	n := r.blocks.len() + r.loads.len() + r.ledger.len()
+	n := r.batches.len() + r.blocks.len() + r.loads.len() + r.ledger.len()
 	for _, s := range r.snapshots {
 		n += s.len()
 	}
@@ -119,10 +124,11 @@ func (r *round) rows() int {
 }
 
 func (r *round) reset() {
+	r.batches.reset()
 	r.blocks.reset()
 	clear(r.marks)
 	clear(r.restored)
-	*r = round{blocks: r.blocks, marks: r.marks, restored: r.restored}
+	*r = round{batches: r.batches, blocks: r.blocks, marks: r.marks, restored: r.restored}
 }
 
 // NewWriter returns a writer. Nothing is connected before Run runs.
@@ -224,6 +230,9 @@ func (r *round) add(s *sourceState, at place, epoch event.Epoch, b *event.Batch)
 				source: s.tokens, kind: b.Way.String(), epoch: epoch, first: b.First, last: b.Last, reason: strings.Clone(b.Reason),
 			})
 		}
+	}
+	if len(b.Events) > 0 && !s.skip[batchTable].covers(epoch, b.First) {
+		r.batches.add(at, s.tokens, epoch, b)
 	}
 	for i := range b.Events {
 		ev := &b.Events[i]
