@@ -93,6 +93,7 @@ func (w *Writer) begin(ctx context.Context, conn clickhouse.Conn) error {
 	defer w.mu.Unlock()
 	w.sources = at.sources
 	w.reached = at.committed.at
+	w.records = recordPlaces{reached: at.committed.records, skip: at.skipRecords}
 	w.committed = at.committed
 	w.open, w.spare = newRound(), newRound()
 	w.lineage = newLineage()
@@ -156,7 +157,7 @@ func (w *Writer) pass(ctx context.Context, conn clickhouse.Conn) error {
 		w.metrics.lag.Observe(max(time.Since(r.oldest).Seconds(), 0))
 	}
 	w.mu.Lock()
-	w.committed.at = r.at
+	w.committed.at, w.committed.records = r.at, r.records
 	maps.Copy(w.committed.marks, r.marks)
 	w.mu.Unlock()
 	if w.cfg.Committed != nil {
@@ -180,7 +181,7 @@ func (w *Writer) take(now bool) *round {
 	defer w.mu.Unlock()
 	r := w.open
 	rows := r.rows()
-	if r.began.IsZero() && w.reached != w.committed.at {
+	if r.began.IsZero() && (w.reached != w.committed.at || w.records.reached != w.committed.records) {
 		r.began = time.Now() // only the place has moved
 	}
 	wait := w.cfg.FlushEvery
@@ -190,7 +191,7 @@ func (w *Writer) take(now bool) *round {
 	if r.began.IsZero() || !now && rows < w.cfg.MaxRows && time.Since(r.began) < wait {
 		return nil
 	}
-	r.at = w.reached
+	r.at, r.records = w.reached, w.records.reached
 	w.open, w.spare = w.spare, nil
 	w.tellTaken()
 	return r
@@ -240,8 +241,12 @@ func (r *round) deliveries(number uint64, l *lineage) []delivery {
 	var p progressRows
 	now := time.Now()
 	p.add("", number, now, r.at, mark{})
+	p.add(recordsName, number, now, r.records, mark{})
 	for name, m := range r.marks {
 		p.add(name.Tokens(), number, now, r.at, m)
+	}
+	for _, t := range r.transfers {
+		list = append(list, delivery{table: "transfers", rows: t.len(), columns: t.columns})
 	}
 	return append(
 		list,
@@ -361,13 +366,17 @@ func (w *Writer) say(what string, err error) {
 
 // standing is where the tables stand.
 type standing struct {
-	committed committed
-	sources   map[event.Source]*sourceState
+	committed   committed
+	sources     map[event.Source]*sourceState
+	skipRecords map[event.Time]uint64
 }
 
 // readProgress reads the last round's place, and what each table holds beyond it.
 func readProgress(ctx context.Context, conn clickhouse.Conn) (*standing, error) {
-	s := &standing{sources: make(map[event.Source]*sourceState), committed: committed{marks: make(map[event.Source]mark)}}
+	s := &standing{
+		sources: make(map[event.Source]*sourceState), committed: committed{marks: make(map[event.Source]mark)},
+		skipRecords: make(map[event.Time]uint64),
+	}
 	rows, err := conn.Query(ctx, `SELECT source, round, stream_name, stream, stream_seq, fence, epoch, started, seq, digest FROM progress FINAL`)
 	if err != nil {
 		return nil, fmt.Errorf("read progress: %w", err)
@@ -381,9 +390,13 @@ func readProgress(ctx context.Context, conn clickhouse.Conn) (*standing, error) 
 		if err := rows.Scan(&source, &round, &name, &stream, &streamSeq, &fence, &epoch, &started, &seq, &digest); err != nil {
 			return nil, fmt.Errorf("read progress: %w", err)
 		}
-		if source == "" {
-			s.committed.at = event.Position{Stream: name, Created: event.Time(stream), Sequence: streamSeq}
-			s.committed.round = round
+		at := event.Position{Stream: name, Created: event.Time(stream), Sequence: streamSeq}
+		switch source {
+		case "":
+			s.committed.at, s.committed.round = at, round
+			continue
+		case recordsName:
+			s.committed.records = at
 			continue
 		}
 		state, err := s.source(source)
@@ -406,7 +419,7 @@ func readProgress(ctx context.Context, conn clickhouse.Conn) (*standing, error) 
 			return nil, err
 		}
 	}
-	return s, nil
+	return s, s.readRecordsBeyond(ctx, conn)
 }
 
 func (s *standing) source(tokens string) (*sourceState, error) {

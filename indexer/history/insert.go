@@ -44,7 +44,7 @@ const queryIDPrefix = "kvstrata-history-"
 
 // keys are the columns that tell a delivery's last row from all other rows.
 var keys = map[string]bool{
-	"committed": true, "stream": true, "stream_seq": true, "source": true, "epoch": true, "seq": true, "ev": true, "pos": true,
+	"committed": true, "stream": true, "stream_seq": true, "source": true, "epoch": true, "seq": true, "ev": true, "pos": true, "rec": true,
 	"last": true, "snapshot": true, "hash": true, "engine_hash": true, "kv_group": true, "round": true,
 }
 

@@ -39,6 +39,9 @@ func newLineage() *lineage {
 
 // follow makes the rows of what blocks of one day were stored.
 func (l *lineage) follow(b *blockRows, day int64) {
+	if b.len() == 0 {
+		day = int64(l.rows.day)
+	}
 	if l.rows.day != uint16(day) {
 		l.told = newRecent[blockName, bool](lineageRoom)
 	}

@@ -115,6 +115,41 @@ TTL toDate(committed) + INTERVAL 30 DAY
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000;
 -- +goose StatementEnd
 
+-- A row a transfer record: what a connector loaded, saved or could not, and leases that ended unused. (stream, stream_seq) is the
+-- place in the stream of records.
+-- +goose StatementBegin
+CREATE TABLE IF NOT EXISTS transfers
+(
+    committed   DateTime64(6, 'UTC') CODEC(Delta, ZSTD(1)),
+    source_time DateTime64(6, 'UTC') COMMENT 'when it ended, by the engine''s clock' CODEC(Delta, ZSTD(1)),
+    stream      Int64 CODEC(ZSTD(1)),
+    stream_seq  UInt64 CODEC(Delta, ZSTD(1)),
+    rec         UInt32 COMMENT 'ordinal of the record in its message' CODEC(T64, ZSTD(1)),
+    source      LowCardinality(String) CODEC(ZSTD(1)),
+    kind        LowCardinality(String) COMMENT 'loaded, saved, failed or lease_expired' CODEC(ZSTD(1)),
+    transport   LowCardinality(String) CODEC(ZSTD(1)),
+    peer        LowCardinality(String) CODEC(ZSTD(1)),
+    from_tier   LowCardinality(String) CODEC(ZSTD(1)),
+    to_tier     LowCardinality(String) CODEC(ZSTD(1)),
+    request     String CODEC(ZSTD(1)),
+    blocks      UInt32 COMMENT 'that were to be moved; of a failed one, those that were not' CODEC(T64, ZSTD(1)),
+    ranks       UInt32 COMMENT 'whose transfers are in it' CODEC(T64, ZSTD(1)),
+    bytes       UInt64 COMMENT 'moved, over all ranks' CODEC(T64, ZSTD(1)),
+    pieces      UInt64 COMMENT 'contiguous pieces of memory, over all ranks' CODEC(T64, ZSTD(1)),
+    duration_us UInt64 COMMENT 'from post to completion, of the slowest rank' CODEC(T64, ZSTD(1)),
+    post_us     UInt64 COMMENT 'of the call that posted, of the slowest rank' CODEC(T64, ZSTD(1)),
+    reason      String COMMENT 'of a failed one' CODEC(ZSTD(1)),
+    model       String ALIAS decodeURLComponent(splitByChar('.', source)[2]),
+    instance    String ALIAS decodeURLComponent(splitByChar('.', source)[3]),
+    INDEX by_stream (stream, stream_seq) TYPE minmax GRANULARITY 1
+)
+ENGINE = MergeTree
+PARTITION BY toDate(committed)
+ORDER BY (source, committed, stream_seq, rec)
+TTL toDate(committed) + INTERVAL 30 DAY
+SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000;
+-- +goose StatementEnd
+
 -- +goose StatementBegin
 CREATE TABLE IF NOT EXISTS ledger
 (
@@ -164,7 +199,8 @@ TTL toDate(committed) + INTERVAL 30 DAY
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000;
 -- +goose StatementEnd
 
--- Where the writer stands. The row of source '' has the stream position of its round, the others where each source stood.
+-- Where the writer stands. The row of source '' has the position of its round in the stream of events, that of 'records' the one
+-- in the stream of records, the others where each source stood.
 -- +goose StatementBegin
 CREATE TABLE IF NOT EXISTS progress
 (
@@ -190,6 +226,7 @@ SETTINGS non_replicated_deduplication_window = 1000;
 DROP TABLE IF EXISTS progress;
 DROP TABLE IF EXISTS snapshots;
 DROP TABLE IF EXISTS ledger;
+DROP TABLE IF EXISTS transfers;
 DROP TABLE IF EXISTS loads;
 DROP TABLE IF EXISTS chains;
 DROP TABLE IF EXISTS block_events;

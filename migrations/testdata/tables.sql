@@ -118,3 +118,28 @@ CREATE TABLE default.snapshots
   INDEX by_engine_hash engine_hash TYPE bloom_filter(0.01) GRANULARITY 4)
 ENGINE = MergeTree PARTITION BY toDate(committed) ORDER BY (source, snapshot, hash) TTL toDate(committed) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
 
+CREATE TABLE default.transfers
+  (`committed` DateTime64(6, 'UTC') CODEC(Delta(8), ZSTD(1)),
+  `source_time` DateTime64(6, 'UTC') COMMENT 'when it ended, by the engine\'s clock' CODEC(Delta(8), ZSTD(1)),
+  `stream` Int64 CODEC(ZSTD(1)),
+  `stream_seq` UInt64 CODEC(Delta(8), ZSTD(1)),
+  `rec` UInt32 COMMENT 'ordinal of the record in its message' CODEC(T64, ZSTD(1)),
+  `source` LowCardinality(String) CODEC(ZSTD(1)),
+  `kind` LowCardinality(String) COMMENT 'loaded, saved, failed or lease_expired' CODEC(ZSTD(1)),
+  `transport` LowCardinality(String) CODEC(ZSTD(1)),
+  `peer` LowCardinality(String) CODEC(ZSTD(1)),
+  `from_tier` LowCardinality(String) CODEC(ZSTD(1)),
+  `to_tier` LowCardinality(String) CODEC(ZSTD(1)),
+  `request` String CODEC(ZSTD(1)),
+  `blocks` UInt32 COMMENT 'that were to be moved; of a failed one, those that were not' CODEC(T64, ZSTD(1)),
+  `ranks` UInt32 COMMENT 'whose transfers are in it' CODEC(T64, ZSTD(1)),
+  `bytes` UInt64 COMMENT 'moved, over all ranks' CODEC(T64, ZSTD(1)),
+  `pieces` UInt64 COMMENT 'contiguous pieces of memory, over all ranks' CODEC(T64, ZSTD(1)),
+  `duration_us` UInt64 COMMENT 'from post to completion, of the slowest rank' CODEC(T64, ZSTD(1)),
+  `post_us` UInt64 COMMENT 'of the call that posted, of the slowest rank' CODEC(T64, ZSTD(1)),
+  `reason` String COMMENT 'of a failed one' CODEC(ZSTD(1)),
+  `model` String ALIAS decodeURLComponent(splitByChar('.', source)[2]),
+  `instance` String ALIAS decodeURLComponent(splitByChar('.', source)[3]),
+  INDEX by_stream (stream, stream_seq) TYPE minmax GRANULARITY 1)
+ENGINE = MergeTree PARTITION BY toDate(committed) ORDER BY (source, committed, stream_seq, rec) TTL toDate(committed) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+
