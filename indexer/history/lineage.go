@@ -2,9 +2,9 @@ package history
 
 import "kvstrata/event"
 
-// lineage follows what prefixes continue, and makes the rows of chains: one for a prefix, unless it was told lately on that
-// day. What it remembers of blocks is bounded; of a run that continues a block that it does not know, it tells neither parent
-// nor depth. One goroutine uses it.
+// lineage follows what prefixes continue. It makes the rows of chains, one for a prefix, unless it was told lately on that
+// day, and names what runs continue. What it remembers of blocks is bounded; of a run that continues a block that it does not know, it
+// tells neither parent nor depth. One goroutine uses it.
 type lineage struct {
 	sources dictionary
 	blocks  recent[engineBlock, link]
@@ -76,6 +76,7 @@ func (l *lineage) follow(b *blockRows, day int64) {
 			if parent, depth = before.prefix, before.depth; depth > 0 {
 				depth++
 			}
+			b.runPrefix[i] = parent
 		}
 		if b.named[i] != 0 {
 			l.blocks.put(engineBlock{b.engineHash[i], source}, link{b.hash[i], depth})

@@ -115,6 +115,7 @@ func (r *reading) checkChains() {
 	parents := make(map[string][]string)
 	first := make(map[string]event.Time)
 	names := make(map[string]map[event.BlockHash]string)
+	ever := make(map[string]bool) // all names of a source's blocks, by what it calls them
 	for source, steps := range r.steps {
 		names[source.Tokens()] = make(map[event.BlockHash]string)
 		for _, s := range steps {
@@ -141,11 +142,30 @@ func (r *reading) checkChains() {
 					}
 					if named == "1" {
 						names[source.Tokens()][b.Hash] = hash
+						ever[spaced(source.Tokens(), foldHash(b.Hash), hash)] = true
 					}
 					before, beforeNamed = b.Hash, named == "1"
 				}
 			}
 		}
+	}
+	rows, err := connect(r.t, r.e.config()).Query(r.t.Context(), `SELECT concat(source, ' ', leftPad(lower(hex(run_parent)), 16, '0'), ' ',
+  leftPad(lower(hex(run_prefix)), 16, '0')) FROM block_events WHERE run_prefix != 0 AND startsWith(source, '`+r.pubs[0].source.Cluster+`.')`)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var line string
+		if err := rows.Scan(&line); err != nil {
+			r.t.Fatal(err)
+		}
+		if !ever[line] {
+			r.t.Errorf("a run's parent has the name %s, which nobody told", line)
+		}
+	}
+	if err := rows.Err(); err != nil {
+		r.t.Fatal(err)
 	}
 	got := chainsOf(r.t, r.e)
 	for key, line := range got {

@@ -9,11 +9,15 @@ var (
 	limit  = Param{"limit", "number", "1000", "Rows at most."}
 )
 
-// inWindow are the rows that a question is about. The time is when the bus took the event: engines' clocks may be wrong.
-// That of a block event is in whole seconds, so that its windows begin and end with seconds.
-// Sources are named once, not in every row.
-const inWindow = `committed >= fromUnixTimestamp64Micro({since:Int64}) AND committed < fromUnixTimestamp64Micro({until:Int64})
-  AND ({model:String} = '' AND {engine:String} = '' OR source IN (SELECT source FROM progress WHERE source != ''
+// inWindow are the rows that a question is about. The time is when the bus took the event: engines' clocks may be wrong. Block events
+// have whole seconds: inSeconds are those of a window that begins and ends with them, and reads no hour beyond.
+const (
+	inWindow  = `committed >= fromUnixTimestamp64Micro({since:Int64}) AND committed < fromUnixTimestamp64Micro({until:Int64}) AND ` + ofSources
+	inSeconds = `committed BETWEEN toDateTime({first:Int64}, 'UTC') AND toDateTime({last:Int64}, 'UTC') AND ` + ofSources
+)
+
+// ofSources are the rows of the model and the engine that are asked about. Sources are named once, not in every row.
+const ofSources = `({model:String} = '' AND {engine:String} = '' OR source IN (SELECT source FROM progress WHERE source != ''
     AND ({model:String} = '' OR ` + modelOf + ` = {model:String})
     AND ({engine:String} = '' OR ` + instanceOf + ` = {engine:String})))`
 
@@ -34,7 +38,7 @@ var queries = []Query{
   countIf(op = 'STORED' AND effect > 0) AS stored, countIf(op = 'EVICTED' AND effect < 0) AS evicted,
   countIf(op = 'LOADED') AS loaded, countIf(op = 'CLEARED') AS cleared
 FROM block_events
-WHERE ` + inWindow + `
+WHERE ` + inSeconds + `
 GROUP BY time ORDER BY time
 WITH FILL FROM toStartOfInterval(fromUnixTimestamp64Micro({since:Int64}, 'UTC'), toIntervalSecond({step:UInt32}))
   TO toDateTime(fromUnixTimestamp64Micro({until:Int64}), 'UTC') STEP toIntervalSecond({step:UInt32})
@@ -61,7 +65,7 @@ FROM (
     countIf(op = 'LOADED') AS loaded, countIf(op = 'CLEARED') AS cleared, uniqExact(epoch) AS lives,
     min(committed) AS first, max(committed) AS last
   FROM block_events
-  WHERE ` + inWindow + `
+  WHERE ` + inSeconds + `
   GROUP BY source)
 ORDER BY stored DESC, instance, dp_rank, origin, model
 LIMIT {limit:UInt64}`,
@@ -91,7 +95,7 @@ FROM (
   SELECT source, tier, countIf(effect < 0) AS n, countIf(age_ms >= 0 AND copies < 1) AS known,
     quantilesIfState(0.01, 0.5, 0.99)(age_ms, age_ms >= 0 AND copies < 1) AS ages
   FROM block_events
-  WHERE op = 'EVICTED' AND ` + inWindow + `
+  WHERE op = 'EVICTED' AND ` + inSeconds + `
   GROUP BY source, tier)
 GROUP BY model, instance, tier ORDER BY evicted DESC, instance, tier, model
 LIMIT {limit:UInt64}`,
@@ -119,7 +123,7 @@ LIMIT {limit:UInt64}`,
     age_ms < 1800000, '5–30 min', age_ms < 7200000, '30 min–2 h', age_ms < 43200000, '2–12 h', '> 12 h') AS lifetime,
   count() AS blocks, sum(count()) OVER () AS known, count() / known AS share
 FROM block_events
-WHERE op = 'EVICTED' AND age_ms >= 0 AND copies < 1 AND ` + inWindow + `
+WHERE op = 'EVICTED' AND age_ms >= 0 AND copies < 1 AND ` + inSeconds + `
 GROUP BY lifetime ORDER BY min(age_ms)
 LIMIT {limit:UInt64}`,
 		columns: []Column{
@@ -132,15 +136,11 @@ LIMIT {limit:UInt64}`,
 		Name: "hot-prefixes", Title: "Hot prefixes",
 		Help:   "The prefixes that most stored runs continued.",
 		Params: []Param{since, until, model, engine, {"limit", "number", "50", "Rows at most."}},
-		sql: `WITH begun AS (
-  SELECT source, hash, count() AS runs, max(committed) AS newest FROM block_events
-  WHERE op = 'STORED' AND pos = 0 AND run_parent != 0 AND named = 1 AND ` + inWindow + `
-  GROUP BY source, hash)
-SELECT ` + modelOf + ` AS model, parent AS prefix, sum(runs) AS continued, uniqExact(source) AS engines, max(newest) AS last
-FROM begun
-INNER JOIN (
-  SELECT hash, max(parent) AS parent FROM chains WHERE named = 1 AND hash IN (SELECT hash FROM begun) GROUP BY hash) AS known USING hash
-WHERE parent != 0
+		sql: `SELECT ` + modelOf + ` AS model, run_prefix AS prefix, sum(runs) AS continued, uniqExact(source) AS engines, max(newest) AS last
+FROM (
+  SELECT source, run_prefix, count() AS runs, max(committed) AS newest FROM block_events
+  WHERE op = 'STORED' AND pos = 0 AND run_prefix != 0 AND named = 1 AND ` + inSeconds + `
+  GROUP BY source, run_prefix)
 GROUP BY model, prefix ORDER BY continued DESC, prefix
 LIMIT {limit:UInt64}`,
 		columns: []Column{

@@ -157,6 +157,7 @@ type blockRows struct {
 	op, cause, effect           []int8
 	group, copies               []int32
 	hash, engineHash, runParent []uint64
+	runPrefix                   []uint64 // told by the lineage
 	named                       []uint8
 	age                         []int64
 }
@@ -179,6 +180,7 @@ func (r *blockRows) columns() []column {
 		{"named", u8, r.named},
 		{"engine_hash", u64, r.engineHash},
 		{"run_parent", u64, r.runParent},
+		{"run_prefix", u64, r.runPrefix},
 		{"effect", i8, r.effect},
 		{"copies", i32, r.copies},
 		{"age_ms", i64, r.age},
@@ -191,7 +193,7 @@ func (r *blockRows) reset() {
 		committed: r.committed[:0], source: r.source[:0], tier: r.tier[:0], epoch: r.epoch[:0], seq: r.seq[:0],
 		ev: r.ev[:0], pos: r.pos[:0], blockSize: r.blockSize[:0], op: r.op[:0], cause: r.cause[:0], effect: r.effect[:0],
 		group: r.group[:0], copies: r.copies[:0], hash: r.hash[:0], engineHash: r.engineHash[:0],
-		runParent: r.runParent[:0], named: r.named[:0], age: r.age[:0],
+		runParent: r.runParent[:0], runPrefix: r.runPrefix[:0], named: r.named[:0], age: r.age[:0],
 	}
 }
 
@@ -237,6 +239,7 @@ func (r *blockRows) add(at place, source string, epoch event.Epoch, b *event.Bat
 		r.named = append(r.named, named)
 		r.engineHash = append(r.engineHash, engineHash)
 		r.runParent = append(r.runParent, parent)
+		r.runPrefix = append(r.runPrefix, 0)
 		r.effect = append(r.effect, block.Effect)
 		r.copies = append(r.copies, copies)
 		r.age = append(r.age, age)

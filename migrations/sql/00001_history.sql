@@ -48,6 +48,7 @@ CREATE TABLE IF NOT EXISTS block_events
     named       UInt8 CODEC(ZSTD(1)),
     engine_hash UInt64 COMMENT 'first 8 bytes of longer ones' CODEC(ZSTD(1)),
     run_parent  UInt64 COMMENT 'engine hash before the run, on its first block; 0 = none' CODEC(ZSTD(1)),
+    run_prefix  UInt64 COMMENT 'prefix hash of run_parent, of a STORED; 0 = none, or unknown' CODEC(ZSTD(1)),
     effect      Int8 COMMENT 'on copies, as the publisher judged' CODEC(ZSTD(1)),
     copies      Int32 COMMENT 'left by an EVICTED; -1 = unknown' CODEC(T64, ZSTD(1)),
     age_ms      Int64 COMMENT 'of an EVICTED block since copies rose from 0; -1 = unknown' CODEC(ZSTD(1)),
