@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
@@ -95,16 +97,15 @@ func (c *benchHistoryCmd) measure(ctx context.Context, a *app, engine *embedded.
 	cfg := history.DefaultConfig()
 	cfg.Address = "unix://" + engine.Socket()
 	cfg.FlushEvery = 100 * time.Millisecond // what is left at the end waits no longer
-	rate, blocks, err := c.write(ctx, a, cfg, work)
+	r := &result{
+		Bench: "history", Machine: machine(), KeptUp: true, Figures: make(map[string]figure),
+	}
+	blocks, err := c.write(ctx, a, cfg, engine, work, r)
 	if err != nil {
 		return nil, err
 	}
-	r := &result{
-		Bench: "history", Machine: machine(), KeptUp: true,
-		Workload: fmt.Sprintf("%d block events of %d engines that hold %d blocks each and serve the Mooncake conversation trace, %d an hour%s",
-			work.events, c.Engines, c.Pool, c.PerHour, map[bool]string{true: ", each with hashes of its own", false: ""}[c.Unlike]),
-		Figures: map[string]figure{"rows_per_s": {Value: rate, Unit: "1/s", Goal: goal(1_000_000)}},
-	}
+	r.Workload = fmt.Sprintf("%d block events of %d engines that hold %d blocks each and serve the Mooncake conversation trace, %d an hour%s",
+		work.events, c.Engines, c.Pool, c.PerHour, map[bool]string{true: ", each with hashes of its own", false: ""}[c.Unlike])
 	if err := c.sizes(ctx, engine, float64(work.events), r); err != nil {
 		return nil, err
 	}
@@ -115,11 +116,13 @@ func (c *benchHistoryCmd) measure(ctx context.Context, a *app, engine *embedded.
 	return r, nil
 }
 
-// write keeps the work, and returns how many rows a second the writer takes, and some blocks.
-func (c *benchHistoryCmd) write(ctx context.Context, a *app, cfg history.Config, work *replay) (rate float64, blocks []event.Block, err error) {
+// write keeps the work, enters how many rows a second the writer takes, and returns some blocks.
+func (c *benchHistoryCmd) write(
+	ctx context.Context, a *app, cfg history.Config, engine *embedded.Engine, work *replay, r *result,
+) (blocks []event.Block, err error) {
 	w, err := history.NewWriter(cfg, a.log, nil)
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	ctx, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
@@ -132,9 +135,9 @@ func (c *benchHistoryCmd) write(ctx context.Context, a *app, cfg history.Config,
 	for work.events < uint64(min(c.Prepared, c.Events)) {
 		prepared = append(prepared, work.message())
 	}
-	rows := work.events
+	rows := float64(work.events)
 	if _, _, err := w.Resume(ctx); err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	every := max(c.Events/c.Explains/100, 1) // some hundred times as many messages as are explained
 	feed := func(m *event.Message) error {
@@ -160,25 +163,43 @@ func (c *benchHistoryCmd) write(ctx context.Context, a *app, cfg history.Config,
 		}
 		return nil
 	}
-	began := time.Now()
+	child := strconv.Itoa(engine.PID())
+	began, used, usedThere := time.Now(), processorTime("self"), processorTime(child)
 	for _, m := range prepared {
 		if err := feed(m); err != nil {
-			return 0, nil, err
+			return nil, err
 		}
 	}
 	last := prepared[len(prepared)-1]
 	if err := commit(last); err != nil {
-		return 0, nil, err
+		return nil, err
 	}
-	rate = float64(rows) / time.Since(began).Seconds()
+	r.Figures["rows_per_s"] = figure{Value: rows / time.Since(began).Seconds(), Unit: "1/s", Goal: goal(1_000_000)}
+	r.Figures["writer_cpu_ns_per_row"] = figure{Value: float64(processorTime("self")-used) / rows, Unit: "ns"}
+	r.Figures["clickhouse_cpu_ns_per_row"] = figure{Value: float64(processorTime(child)-usedThere) / rows, Unit: "ns"}
 	prepared = nil
 	for work.events < uint64(c.Events) {
 		last = work.message()
 		if err := feed(last); err != nil {
-			return 0, nil, err
+			return nil, err
 		}
 	}
-	return rate, blocks, commit(last)
+	return blocks, commit(last)
+}
+
+// processorTime returns what a process has used, in steps of 10 ms.
+func processorTime(pid string) time.Duration {
+	stat, err := os.ReadFile("/proc/" + pid + "/stat")
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	ticks := int64(0)
+	for _, f := range fields[11:13] { // utime and stime, in hundredths of a second
+		n, _ := strconv.ParseInt(f, 10, 64)
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
 }
 
 // sizes merges the parts, and enters what lies on disk.

@@ -1,27 +1,19 @@
 package history
 
-import "kvstrata/event"
+import (
+	"slices"
+
+	"kvstrata/event"
+)
 
 // lineage follows what prefixes continue. It makes the rows of chains, one for a prefix, unless it was told lately on that
 // day, and names what runs continue. What it remembers of blocks is bounded; of a run that continues a block that it does not know, it
 // tells neither parent nor depth. One goroutine uses it.
 type lineage struct {
 	sources dictionary
-	blocks  recent[engineBlock, link]
-	told    recent[blockName, bool] // whether with its depth
+	blocks  links
+	told    tellings
 	rows    chainRows
-}
-
-// engineBlock is what one source calls a block.
-type engineBlock struct {
-	hash   uint64
-	source uint32
-}
-
-// blockName is what block_events calls a block.
-type blockName struct {
-	hash  uint64
-	named uint8
 }
 
 // link is a prefix, and how many blocks it has; 0 = unknown.
@@ -30,11 +22,8 @@ type link struct {
 	depth  uint32
 }
 
-// lineageRoom is how many blocks are remembered at least, and half of how many at most.
-const lineageRoom = 1 << 19
-
 func newLineage() *lineage {
-	return &lineage{blocks: newRecent[engineBlock, link](lineageRoom), told: newRecent[blockName, bool](lineageRoom)}
+	return &lineage{blocks: make(links, 1<<linkBits), told: make(tellings, 1<<toldBits)}
 }
 
 // follow makes the rows of what blocks of one day were stored.
@@ -43,12 +32,12 @@ func (l *lineage) follow(b *blockRows, day int64) {
 		day = int64(l.rows.day)
 	}
 	if l.rows.day != uint16(day) {
-		l.told = newRecent[blockName, bool](lineageRoom)
+		clear(l.told)
 	}
 	l.rows.reset(uint16(day))
-	sources := make([]uint32, len(b.sources.texts)) // numbers of ours
+	sources := make([]uint64, len(b.sources.texts)) // numbers of ours, spread
 	for i, text := range b.sources.texts {
-		sources[i] = l.sources.id(text)
+		sources[i] = mixed(uint64(l.sources.id(text)) + 1)
 	}
 	depth := uint32(0) // of the block before
 	for i, op := range b.op {
@@ -72,50 +61,85 @@ func (l *lineage) follow(b *blockRows, day int64) {
 		case b.runParent[i] == 0:
 			parent, depth = 0, 1
 		default:
-			before, _ := l.blocks.get(engineBlock{b.runParent[i], source})
+			before := l.blocks.get(source ^ mixed(b.runParent[i]))
 			if parent, depth = before.prefix, before.depth; depth > 0 {
 				depth++
 			}
 			b.runPrefix[i] = parent
 		}
 		if b.named[i] != 0 {
-			l.blocks.put(engineBlock{b.engineHash[i], source}, link{b.hash[i], depth})
+			l.blocks.put(source^mixed(b.engineHash[i]), link{b.hash[i], depth})
 		}
-		name := blockName{b.hash[i], b.named[i]}
-		if whole, ok := l.told.get(name); !ok || depth > 0 && !whole {
-			l.told.put(name, depth > 0)
-			l.rows.add(name, parent, depth, b.blockSize[i], b.committed[i])
+		if l.told.tell(mixed(b.hash[i]^uint64(b.named[i])<<63), depth > 0) {
+			l.rows.add(b.hash[i], b.named[i], parent, depth, b.blockSize[i], b.committed[i])
 		}
 	}
 }
 
-// recent remembers the newest entries: between so many and twice as many.
-type recent[K comparable, V any] struct {
-	young, old map[K]V
-	room       int
+// The logarithms of how many lines of 64 bytes links and tellings have. What is looked for is found with one miss of the caches.
+const (
+	linkBits = 18
+	toldBits = 17
+)
+
+// links remembers of blocks, by a key that is spread over 64 bits, which prefix they end: the newest three of a line.
+type links []struct {
+	keys     [3]uint64
+	prefixes [3]uint64
+	depths   [3]uint32
+	oldest   uint32
 }
 
-func newRecent[K comparable, V any](room int) recent[K, V] {
-	return recent[K, V]{young: make(map[K]V), room: room}
+func (l links) get(key uint64) link {
+	line := &l[key>>(64-linkBits)]
+	for i, k := range line.keys {
+		if k == key {
+			return link{line.prefixes[i], line.depths[i]}
+		}
+	}
+	return link{}
 }
 
-// get returns an entry, which is a new one from then on.
-func (r *recent[K, V]) get(k K) (V, bool) {
-	if v, ok := r.young[k]; ok {
-		return v, true
+func (l links) put(key uint64, to link) {
+	line := &l[key>>(64-linkBits)]
+	at := slices.Index(line.keys[:], key)
+	if at < 0 {
+		at = int(line.oldest)
+		line.oldest = (line.oldest + 1) % 3
 	}
-	v, ok := r.old[k]
-	if ok {
-		r.put(k, v)
-	}
-	return v, ok
+	line.keys[at], line.prefixes[at], line.depths[at] = key, to.prefix, to.depth
 }
 
-func (r *recent[K, V]) put(k K, v V) {
-	if len(r.young) >= r.room {
-		r.young, r.old = make(map[K]V, r.room), r.young
+// tellings remember what was told, by keys that are spread over 64 bits, the lowest of which says whether as a whole: the newest
+// eight of a line.
+type tellings [][8]uint64
+
+// tell reports whether what the key stands for has to be told, and takes it for told.
+func (t tellings) tell(key uint64, whole bool) bool {
+	line := &t[key>>(64-toldBits)]
+	key &^= 1
+	for i, k := range line {
+		switch {
+		case k&^1 != key || k == 0:
+			continue
+		case k&1 != 0 || !whole:
+			return false
+		}
+		line[i] |= 1
+		return true
 	}
-	r.young[k] = v
+	copy(line[1:], line[:])
+	if line[0] = key; whole {
+		line[0] |= 1
+	}
+	return true
+}
+
+// mixed is splitmix64's output function, a permutation of 64 bits.
+func mixed(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
 }
 
 // chainRows are rows of chains.
@@ -148,9 +172,9 @@ func (r *chainRows) columns() []column {
 	}
 }
 
-func (r *chainRows) add(name blockName, parent uint64, depth, blockSize, at uint32) {
-	r.hash = append(r.hash, name.hash)
-	r.named = append(r.named, name.named)
+func (r *chainRows) add(hash uint64, named uint8, parent uint64, depth, blockSize, at uint32) {
+	r.hash = append(r.hash, hash)
+	r.named = append(r.named, named)
 	r.parent = append(r.parent, parent)
 	r.depth = append(r.depth, depth)
 	r.blockSize = append(r.blockSize, blockSize)
