@@ -211,8 +211,7 @@ func (w *Writer) insertRound(ctx context.Context, conn clickhouse.Conn, r *round
 	w.mu.Lock()
 	number, life := w.committed.round+1, w.life
 	w.mu.Unlock()
-	w.lineage.follow(&r.blocks, r.day)
-	for i, d := range r.deliveries(number, w.lineage) {
+	for i, d := range r.deliveries(number) {
 		if d.rows == 0 {
 			continue
 		}
@@ -230,7 +229,7 @@ func (w *Writer) insertRound(ctx context.Context, conn clickhouse.Conn, r *round
 }
 
 // deliveries returns what a round inserts, in that order: its place comes last.
-func (r *round) deliveries(number uint64, l *lineage) []delivery {
+func (r *round) deliveries(number uint64) []delivery {
 	var list []delivery
 	for _, s := range r.snapshots {
 		for from := 0; from < s.len(); from += snapshotChunk {
@@ -251,7 +250,7 @@ func (r *round) deliveries(number uint64, l *lineage) []delivery {
 	return append(
 		list,
 		delivery{table: tableNames[batchTable], rows: r.batches.len(), columns: r.batches.columns},
-		delivery{table: "chains", rows: l.rows.len(), columns: l.rows.columns, adds: true},
+		delivery{table: "chains", rows: r.chains.len(), columns: func() []column { return r.chains.columns(r.day) }, adds: true},
 		delivery{table: tableNames[blockTable], rows: r.blocks.len(), columns: r.blocks.columns},
 		delivery{table: tableNames[loadTable], rows: r.loads.len(), columns: r.loads.columns},
 		delivery{table: tableNames[ledgerTable], rows: r.ledger.len(), columns: r.ledger.columns},
@@ -429,7 +428,7 @@ func (s *standing) source(tokens string) (*sourceState, error) {
 	}
 	state := s.sources[name]
 	if state == nil {
-		state = &sourceState{tokens: tokens}
+		state = newSourceState(tokens)
 		s.sources[name] = state
 	}
 	return state, nil

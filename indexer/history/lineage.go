@@ -8,12 +8,11 @@ import (
 
 // lineage follows what prefixes continue. It makes the rows of chains, one for a prefix, unless it was told lately on that
 // day, and names what runs continue. What it remembers of blocks is bounded; of a run that continues a block that it does not know, it
-// tells neither parent nor depth. One goroutine uses it.
+// tells neither parent nor depth.
 type lineage struct {
-	sources dictionary
-	blocks  links
-	told    tellings
-	rows    chainRows
+	blocks links
+	told   tellings
+	day    int64
 }
 
 // link is a prefix, and how many blocks it has; 0 = unknown.
@@ -26,25 +25,18 @@ func newLineage() *lineage {
 	return &lineage{blocks: make(links, 1<<linkBits), told: make(tellings, 1<<toldBits)}
 }
 
-// follow makes the rows of what blocks of one day were stored.
-func (l *lineage) follow(b *blockRows, day int64) {
-	if b.len() == 0 {
-		day = int64(l.rows.day)
-	}
-	if l.rows.day != uint16(day) {
+// follow adds the rows of what a source stored, of its rows of block_events from one on, all of one day. The source is a number that
+// is spread over 64 bits.
+func (l *lineage) follow(b *blockRows, from int, source uint64, day int64, to *chainRows) {
+	if l.day != day {
 		clear(l.told)
-	}
-	l.rows.reset(uint16(day))
-	sources := make([]uint64, len(b.sources.texts)) // numbers of ours, spread
-	for i, text := range b.sources.texts {
-		sources[i] = mixed(uint64(l.sources.id(text)) + 1)
+		l.day = day
 	}
 	depth := uint32(0) // of the block before
-	for i, op := range b.op {
-		if op != int8(event.Stored) {
+	for i := from; i < b.len(); i++ {
+		if b.op[i] != int8(event.Stored) {
 			continue
 		}
-		source := sources[b.source[i]]
 		var parent uint64
 		switch {
 		case b.named[i] == 0: // an engine's hash, as its parent
@@ -71,7 +63,7 @@ func (l *lineage) follow(b *blockRows, day int64) {
 			l.blocks.put(source^mixed(b.engineHash[i]), link{b.hash[i], depth})
 		}
 		if l.told.tell(mixed(b.hash[i]^uint64(b.named[i])<<63), depth > 0) {
-			l.rows.add(b.hash[i], b.named[i], parent, depth, b.blockSize[i], b.committed[i])
+			to.add(b.hash[i], b.named[i], parent, depth, b.blockSize[i], b.committed[i])
 		}
 	}
 }
@@ -144,7 +136,6 @@ func mixed(x uint64) uint64 {
 
 // chainRows are rows of chains.
 type chainRows struct {
-	day              uint16 // since 1970
 	hash, parent     []uint64
 	named            []uint8
 	depth, blockSize []uint32
@@ -153,16 +144,16 @@ type chainRows struct {
 
 func (r *chainRows) len() int { return len(r.hash) }
 
-func (r *chainRows) reset(day uint16) {
+func (r *chainRows) reset() {
 	*r = chainRows{
-		day: day, hash: r.hash[:0], parent: r.parent[:0], named: r.named[:0], depth: r.depth[:0], blockSize: r.blockSize[:0],
-		firstSeen: r.firstSeen[:0],
+		hash: r.hash[:0], parent: r.parent[:0], named: r.named[:0], depth: r.depth[:0], blockSize: r.blockSize[:0], firstSeen: r.firstSeen[:0],
 	}
 }
 
-func (r *chainRows) columns() []column {
+// columns returns the columns of rows of one day since 1970.
+func (r *chainRows) columns(day int64) []column {
 	return []column{
-		{"day", date, days{r.day, r.len()}},
+		{"day", date, days{uint16(day), r.len()}},
 		{"hash", u64, r.hash},
 		{"named", u8, r.named},
 		{"parent", u64, r.parent},

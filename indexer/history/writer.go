@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/zeebo/xxh3"
 
 	"kvstrata/event"
 	"kvstrata/indexer/history/embedded"
@@ -37,11 +38,10 @@ type Writer struct {
 	reached   event.Position
 	records   recordPlaces
 	committed committed
+	lineage   *lineage
 	life      int64  // when this Run began, in ns: a part of its tokens
 	trouble   string // why inserts do not go through; empty = they do
 	said      time.Time
-
-	lineage *lineage // of Run's goroutine
 
 	insert insertFunc      // insert, or native's; tests lose its answers
 	native *nativeInserter // nil where a server is used
@@ -65,6 +65,7 @@ type mark struct {
 type sourceState struct {
 	mark   mark
 	tokens string
+	spread uint64 // a number of its own, spread over 64 bits
 	state  event.State
 	reason string
 	skip   [tables]point // what each table holds beyond the last round that was finished
@@ -99,6 +100,7 @@ type round struct {
 	day       int64 // of the rows, in UTC days
 	began     time.Time
 	batches   batchRows
+	chains    chainRows
 	blocks    blockRows
 	loads     loadRows
 	ledger    ledgerRows
@@ -138,10 +140,11 @@ func (r *round) dated() int {
 
 func (r *round) reset() {
 	r.batches.reset()
+	r.chains.reset()
 	r.blocks.reset()
 	clear(r.marks)
 	clear(r.restored)
-	*r = round{batches: r.batches, blocks: r.blocks, marks: r.marks, restored: r.restored}
+	*r = round{batches: r.batches, chains: r.chains, blocks: r.blocks, marks: r.marks, restored: r.restored}
 }
 
 // NewWriter returns a writer. Nothing is connected before Run runs.
@@ -216,6 +219,8 @@ func (w *Writer) Apply(ctx context.Context, m *event.Message) (event.Digest, err
 		r.life(s, at, m)
 	}
 	s.mark.Fence = m.Fence
+	from := r.blocks.len()
+	defer func() { w.lineage.follow(&r.blocks, from, s.spread, r.day, &r.chains) }() // of what was added, whole or not
 	for i := range m.Batches {
 		b := &m.Batches[i]
 		if s.mark.Started && b.First != s.mark.Seq+1 {
@@ -323,11 +328,15 @@ func (r *round) begin(day int64, oldest time.Time) {
 	}
 }
 
+func newSourceState(tokens string) *sourceState {
+	return &sourceState{tokens: tokens, spread: xxh3.HashString(tokens)}
+}
+
 // source returns a source's state, made at its first appearance. The caller holds the lock.
 func (w *Writer) source(name event.Source) *sourceState {
 	s := w.sources[name]
 	if s == nil {
-		s = &sourceState{tokens: name.Tokens()}
+		s = newSourceState(name.Tokens())
 		w.sources[name] = s
 	}
 	return s
