@@ -341,9 +341,13 @@ func (b *Bus) Reconnects() uint64 { return b.conn.Stats().Reconnects }
 
 // Position returns where the event stream ends, with its identity.
 func (b *Bus) Position(ctx context.Context) (event.Position, error) {
-	stream, err := b.js.Stream(ctx, EventStream)
+	return b.position(ctx, EventStream)
+}
+
+func (b *Bus) position(ctx context.Context, name string) (event.Position, error) {
+	stream, err := b.js.Stream(ctx, name)
 	if err != nil {
-		return event.Position{}, fmt.Errorf("look up stream %s: %w", EventStream, err)
+		return event.Position{}, fmt.Errorf("look up stream %s: %w", name, err)
 	}
 	info := stream.CachedInfo()
 	return event.Position{

@@ -256,6 +256,37 @@ func TestReadOfWhatConnectorsTell(t *testing.T) {
 	}
 }
 
+func TestReadRecords(t *testing.T) {
+	_, b, _ := start(t, bus.DefaultConfig())
+	for _, kind := range []bus.Kind{bus.Transfer, bus.Events, bus.Lookup, bus.Transfer, bus.GPU, bus.Transfer} {
+		future, err := b.PublishAsync(&nats.Msg{Subject: bus.Subject(kind, source), Header: bus.Head{Epoch: 1}.Header(), Data: []byte("x")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-future.Ok()
+	}
+	read := func(behind event.Position, want ...uint64) event.Position {
+		t.Helper()
+		r, err := b.ReadRecords(t.Context(), behind)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		for _, sequence := range want {
+			d, err := r.Next(t.Context())
+			if err != nil || d.Kind != bus.Transfer || d.Source != source || d.Sequence != sequence || string(d.Data) != "x" {
+				t.Fatalf("%+v, %v, want a transfer at %d", d, err, sequence)
+			}
+		}
+		return r.Identity()
+	}
+	at := read(event.Position{}, 1, 3, 5)
+	at.Sequence = 1
+	read(at, 3, 5)
+	at.Sequence, at.Created = 4, at.Created-1
+	read(at, 1, 3, 5) // a place in another stream
+}
+
 func TestTheTwoNewestCheckpointsStay(t *testing.T) {
 	_, b, _ := start(t, bus.DefaultConfig())
 	snap := resident.New(resident.DefaultConfig()).Snapshot()

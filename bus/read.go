@@ -11,12 +11,12 @@ import (
 	"kvstrata/event"
 )
 
-// ErrStreamChanged says that the event stream was lost and made anew: positions in the old one mean nothing.
-var ErrStreamChanged = errors.New("the event stream was made anew")
+// ErrStreamChanged says that the stream was lost and made anew: positions in the old one mean nothing.
+var ErrStreamChanged = errors.New("the stream was made anew")
 
-// Delivery is one message of the event stream.
+// Delivery is one message of a stream.
 type Delivery struct {
-	Kind     Kind // Events or Status
+	Kind     Kind
 	Source   event.Source
 	Head     Head // of Events
 	Data     []byte
@@ -29,7 +29,7 @@ type Delivery struct {
 // Ack acknowledges this delivery and all before it.
 func (d *Delivery) Ack() error { return d.msg.Ack() }
 
-// Reader reads the event stream in order, from a sequence on. It makes its consumer anew when NATS lost it, and goes on
+// Reader reads a stream in order, from a sequence on. It makes its consumer anew when NATS lost it, and goes on
 // behind the last message delivered. One goroutine uses it.
 type Reader struct {
 	bus      *Bus
@@ -42,7 +42,7 @@ type Reader struct {
 // maxAckPending is how many messages may be delivered and not yet acknowledged: what a slow reader holds in memory.
 const maxAckPending = 1024
 
-// Read returns a reader of the messages from a stream sequence on, of some sources or, with none given, of all. The
+// Read returns a reader of the event stream's messages from a sequence on, of some sources or, with none given, of all. The
 // caller closes it.
 func (b *Bus) Read(ctx context.Context, from uint64, sources ...event.Source) (*Reader, error) {
 	identity, err := b.Position(ctx)
@@ -52,6 +52,20 @@ func (b *Bus) Read(ctx context.Context, from uint64, sources ...event.Source) (*
 	r := &Reader{bus: b, identity: identity, next: max(from, 1)}
 	for _, s := range sources {
 		r.subjects = append(r.subjects, Subject(Events, s), Subject(Status, s))
+	}
+	return r, nil
+}
+
+// ReadRecords returns a reader of all transfer records behind a position; behind one in another stream they are all of this
+// one's. The caller closes it.
+func (b *Bus) ReadRecords(ctx context.Context, behind event.Position) (*Reader, error) {
+	identity, err := b.position(ctx, RecordStream)
+	if err != nil {
+		return nil, err
+	}
+	r := &Reader{bus: b, identity: identity, next: 1, subjects: []string{subjectRoot + string(Transfer) + ".>"}}
+	if behind.SameStream(identity) {
+		r.next = behind.Sequence + 1
 	}
 	return r, nil
 }
@@ -67,7 +81,7 @@ func (b *Bus) ReadTold(ctx context.Context, from uint64, source event.Source) (*
 	return r, nil
 }
 
-// Identity returns the stream that is read.
+// Identity returns the stream that is read, and where it ended when the reading began.
 func (r *Reader) Identity() event.Position { return r.identity }
 
 // Next returns the next message; it waits for one until ctx ends. Messages that are not ours are skipped and logged.
@@ -83,13 +97,13 @@ func (r *Reader) Next(ctx context.Context) (*Delivery, error) {
 			return nil, ctx.Err()
 		}
 		if err != nil {
-			r.bus.log.Warn("reading the event stream was interrupted; going on", "from_sequence", r.next, "err", err)
+			r.bus.log.Warn("reading a stream was interrupted; going on", "stream", r.identity.Stream, "from_sequence", r.next, "err", err)
 			r.Close()
 			continue
 		}
 		d, err := r.delivery(msg)
 		if err != nil {
-			r.bus.log.Warn("a message of the event stream can't be read; skipped", "subject", msg.Subject(), "err", err)
+			r.bus.log.Warn("a message of a stream can't be read; skipped", "stream", r.identity.Stream, "subject", msg.Subject(), "err", err)
 			continue
 		}
 		return d, nil
@@ -125,7 +139,7 @@ func (r *Reader) open(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		r.bus.log.Warn("the event stream can't be read; trying again", "err", err)
+		r.bus.log.Warn("a stream can't be read; trying again", "stream", r.identity.Stream, "err", err)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -137,14 +151,14 @@ func (r *Reader) open(ctx context.Context) error {
 func (r *Reader) tryOpen(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	now, err := r.bus.Position(ctx)
+	now, err := r.bus.position(ctx, r.identity.Stream)
 	if err != nil {
 		return err
 	}
 	if !now.SameStream(r.identity) {
 		return ErrStreamChanged
 	}
-	consumer, err := r.bus.js.CreateConsumer(ctx, EventStream, jetstream.ConsumerConfig{
+	consumer, err := r.bus.js.CreateConsumer(ctx, r.identity.Stream, jetstream.ConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: r.next, AckPolicy: jetstream.AckAllPolicy,
 		AckWait: time.Minute, MaxAckPending: maxAckPending, InactiveThreshold: 30 * time.Second, MemoryStorage: true,
 		Replicas: 1, FilterSubjects: r.subjects,

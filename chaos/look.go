@@ -164,7 +164,7 @@ func (t *tables) inserting(ctx context.Context) (bool, error) {
 // received returns when the newest batch of each source was received by its subscriber, of those that came in the last minutes.
 func (t *tables) received(ctx context.Context) (map[string]time.Time, error) {
 	all := make(map[string]time.Time)
-	err := t.each(ctx, `SELECT toString(source), max(received) FROM block_events WHERE committed > now() - INTERVAL 5 MINUTE GROUP BY source`,
+	err := t.each(ctx, `SELECT toString(source), max(received) FROM batches WHERE committed > now() - INTERVAL 5 MINUTE GROUP BY source`,
 		event.Source{}, func(rows driver.Rows) error {
 			var source string
 			var at time.Time
@@ -187,7 +187,9 @@ func (t *tables) look(ctx context.Context, source event.Source) (*kept, error) {
 	// A CLEARED of ours stands for batches that never came.
 	err = t.each(ctx, `SELECT epoch, seq, toUnixTimestamp64Micro(any(source_time)), countIf(op = 'STORED' AND effect > 0), countIf(op = 'EVICTED'),
   countIf(op = 'CLEARED'), count() - uniqExact(ev, pos)
-FROM block_events WHERE source = {source:String} AND cause != 'resync' GROUP BY epoch, seq`, source, func(rows driver.Rows) error {
+FROM block_events
+ANY LEFT JOIN (SELECT epoch, seq, source_time FROM batches WHERE source = {source:String}) AS stamps USING (epoch, seq)
+WHERE source = {source:String} AND cause != 'resync' GROUP BY epoch, seq`, source, func(rows driver.Rows) error {
 		var b keptBatch
 		var epoch, stored, evicted, cleared uint64
 		var again int64

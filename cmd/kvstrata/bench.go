@@ -14,6 +14,7 @@ import (
 type benchCmd struct {
 	Pipeline benchPipelineCmd `cmd:"" help:"Block events from the ZeroMQ socket through JetStream to the index."`
 	Decode   benchDecodeCmd   `cmd:"" help:"Engines' payloads to prefix hashes, and through the subscriber into JetStream."`
+	History  benchHistoryCmd  `cmd:"" help:"Block events through history's writer into ClickHouse: rows a second, bytes a row, times of queries."`
 	Transfer benchTransferCmd `cmd:"" help:"KV blocks from one engine to another, beside the plainest means."`
 }
 

@@ -158,6 +158,7 @@ func (s *stack) holdHistory(ctx context.Context, consumer *subscriber.Consumer) 
 	group.Go(func() error { return lease.Keep(held) })
 	group.Go(func() error { return s.writer.Run(held) })
 	group.Go(func() error { return consumer.Run(held) })
+	group.Go(func() error { return s.keepRecords(held) })
 	err = group.Wait()
 	if !errors.Is(err, bus.ErrLeaseLost) {
 		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
@@ -165,6 +166,51 @@ func (s *stack) holdHistory(ctx context.Context, consumer *subscriber.Consumer) 
 		err = errors.Join(err, lease.Release(release))
 	}
 	return err
+}
+
+// keepRecords hands the stream of transfer records to the writer until ctx ends.
+func (s *stack) keepRecords(ctx context.Context) error {
+	for {
+		behind, err := s.writer.ResumeRecords(ctx)
+		if err == nil {
+			err = s.readRecords(ctx, behind)
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		s.app.log.Warn("transfer records are not kept for now; trying again", "err", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+}
+
+// readRecords hands over the records behind a place until that fails.
+func (s *stack) readRecords(ctx context.Context, behind event.Position) error {
+	reader, err := s.bus.ReadRecords(ctx, behind)
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
+	at := reader.Identity()
+	for {
+		d, err := reader.Next(ctx)
+		if err != nil {
+			return err
+		}
+		records, err := event.UnmarshalTransfers(d.Data, d.Source)
+		if err != nil {
+			s.app.log.Warn("a message of transfer records can't be read; left out", "source", d.Source.String(), "stream_sequence", d.Sequence, "err", err)
+		}
+		at.Sequence = d.Sequence
+		if err := s.writer.Transfers(ctx, at, d.Stored, records); err != nil {
+			return err
+		}
+		if err := d.Ack(); err != nil {
+			return err
+		}
+	}
 }
 
 // addReader adds the queries; once is enough.

@@ -1,11 +1,16 @@
 package main
 
 import (
+	"fmt"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
+	"kvstrata/bus"
 	"kvstrata/event"
 	"kvstrata/indexer/history"
 )
@@ -42,5 +47,44 @@ func TestWatchTellsWhatWaits(t *testing.T) {
 		if diff := cmp.Diff(&step.want, w.detail(end, step.first, now.Add(step.after))); diff != "" {
 			t.Errorf("%s: %s", step.name, diff)
 		}
+	}
+}
+
+// Transfer records come from their stream into history, once, whenever its process is killed.
+func TestTransferRecordsAreKept(t *testing.T) {
+	source := event.Source{Cluster: event.DefaultCluster, Model: "m", Instance: "e", Origin: event.Connector}
+	payload, err := event.MarshalTransfers([]event.Transfer{
+		{Kind: event.TransferLoaded, Transport: "tcp", From: event.CPU, To: event.GPU, Blocks: 4, Ranks: 1, Bytes: 4096, Pieces: 2},
+		{Kind: event.LeaseExpired, Transport: "tcp", Blocks: 1},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := t.TempDir()
+	for life := 1; life <= 2; life++ {
+		p := start(t, append([]string{"run", "--roles", "history", "--data", data, "--log-level", "error"}, anyPorts...)...)
+		admin := p.says(`admin +(http://\S+)`)
+		conn, err := nats.Connect(p.says(`embedded at (nats://\S+?),`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		js, err := jetstream.New(conn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, data := range [][]byte{payload, []byte("no records\xff")} {
+			if _, err := js.Publish(t.Context(), bus.Subject(bus.Transfer, source), data); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(t, "history is ready", func() bool { return string(fetch(t, admin+"/readyz")) == "ready\n" }, p.output)
+		ask := clickHouse(t, data)
+		want := fmt.Sprintf("%d\t%d\t%d\n", 2*life, 2*life, 4096*life)
+		eventually(t, "records in history", func() bool {
+			return ask("SELECT count(), uniqExact(stream_seq, rec), sum(bytes) FROM kvstrata.transfers FORMAT TSV") == want
+		}, p.output)
+		conn.Close()
+		kill(t, p.cmd.Process.Pid, syscall.SIGKILL)
+		<-p.exited
 	}
 }

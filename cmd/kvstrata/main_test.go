@@ -366,6 +366,8 @@ func TestBadInputIsNamed(t *testing.T) {
 		{"tail --source [ ", exitUsage, []string{"--source"}},
 		{"doctor --nats nats://" + dead + " --engine zmq+tcp://" + dead + ",model=m --listen " + taken.Addr().String(), exitFailure, []string{"WRONG", "--nats", "bound", "another --listen"}},
 		{"bench pipeline --batch 0", exitUsage, []string{"--batch 0", "1 to 4096"}},
+		{"bench history --pool 0", exitUsage, []string{"--pool", "1 or more"}},
+		{"bench history --traces /nowhere", exitFailure, []string{"KVSTRATA_TRACES", "mooncake_conversation_trace.jsonl"}},
 	} {
 		t.Run(c.args, func(t *testing.T) {
 			o := command(t, strings.Fields(c.args)...)
@@ -385,7 +387,7 @@ func TestBadInputIsNamed(t *testing.T) {
 }
 
 func TestHelpShowsAnExample(t *testing.T) {
-	for _, args := range []string{"demo", "run", "gather", "tail", "lookup", "doctor", "bench pipeline", "version"} {
+	for _, args := range []string{"demo", "run", "gather", "tail", "lookup", "doctor", "bench pipeline", "bench history", "version"} {
 		o := command(t, append(strings.Fields(args), "--help")...)
 		if o.code != exitOK || !strings.Contains(o.stdout, "Example") || !strings.Contains(o.stdout, "kvstrata "+args) {
 			t.Errorf("%s: exit %d\n%s", args, o.code, o.stdout)

@@ -21,34 +21,37 @@ import (
 // uniform, the rows of an hour lie in their order, and only that share of them is read.
 const (
 	// How many rows there are, about: of one of 256 blocks.
-	capacityRows = `SELECT countIf(committed >= fromUnixTimestamp64Micro({since:Int64})) AS in_window, count() AS kept
+	capacityRows = `SELECT countIf(committed >= toDateTime({first:Int64}, 'UTC')) AS in_window, count() AS kept
 FROM block_events
-WHERE hash <= 0x00ffffffffffffff AND committed < fromUnixTimestamp64Micro({until:Int64}) AND ` + ofEngine
+WHERE hash <= 0x00ffffffffffffff AND committed <= toDateTime({last:Int64}, 'UTC') AND ` + ofSources
 
 	capacityStored = `SELECT source, tier, countIf(op = 'STORED' AND named = 1) AS stored,
   sumIf(block_size, op = 'STORED' AND named = 1) AS tokens, countIf(op = 'STORED' AND named = 0) AS unnamed, countIf(op = 'LOADED') AS loaded
 FROM block_events
-WHERE hash <= {stored_hash:UInt64} AND (op = 'STORED' AND effect > 0 OR op = 'LOADED') AND ` + inWindow + `
+WHERE hash <= {stored_hash:UInt64} AND (op = 'STORED' AND effect > 0 OR op = 'LOADED') AND ` + inSeconds + `
 GROUP BY source, tier`
 
 	// Since when what sources hold adds up: they began anew, were cleared, or were made anew from a checkpoint.
-	capacityBegan = `SELECT source, toUnixTimestamp64Micro(max(committed)) AS began FROM (
-  SELECT source, committed FROM block_events WHERE hash = 0 AND op = 'CLEARED'
-  UNION ALL SELECT source, committed FROM ledger WHERE kind IN ('life', 'resync'))
-WHERE committed < fromUnixTimestamp64Micro({until:Int64}) AND ` + ofEngine + `
+	capacityBegan = `SELECT source, toInt64(toUnixTimestamp(max(committed))) AS began, max((epoch, seq)) AS far, far.1, far.2 FROM (
+  SELECT source, committed, epoch, seq FROM block_events WHERE hash = 0 AND op = 'CLEARED'
+  UNION ALL SELECT source, toDateTime(committed, 'UTC') AS committed, epoch, if(kind = 'resync', last + 1, 0) AS seq FROM ledger
+  WHERE kind IN ('life', 'resync'))
+WHERE committed <= toDateTime({last:Int64}, 'UTC') AND ` + ofSources + `
 GROUP BY source`
 
 	capacityResident = `SELECT source, tier, sum(effect) AS copies
 FROM block_events
-WHERE hash <= {resident_hash:UInt64} AND committed < fromUnixTimestamp64Micro({until:Int64})
-  AND committed >= fromUnixTimestamp64Micro(transform(source, {sources:Array(String)}, {began:Array(Int64)}, toInt64(0))) AND ` + ofEngine + `
+WHERE hash <= {resident_hash:UInt64} AND committed <= toDateTime({last:Int64}, 'UTC')
+  AND committed >= toDateTime(transform(source, {sources:Array(String)}, {began:Array(Int64)}, toInt64(0)), 'UTC')
+  AND (epoch, seq) >= (transform(source, {sources:Array(String)}, {epochs:Array(UInt64)}, toUInt64(0)),
+    transform(source, {sources:Array(String)}, {seqs:Array(UInt64)}, toUInt64(0))) AND ` + ofSources + `
 GROUP BY source, tier`
 
 	capacityEvents = `SELECT source, tier, kv_group, epoch, seq, ev, toUInt8(op), hash, copies, block_size
 FROM block_events
 WHERE hash <= {hash:UInt64} AND (named = 1 AND effect > 0 AND op = 'STORED' OR named = 1 AND effect < 0 AND op = 'EVICTED' OR op = 'CLEARED')
-  AND ` + inWindow + `
-ORDER BY committed, stream_seq, source, epoch, seq, ev, pos`
+  AND ` + inSeconds + `
+ORDER BY committed, source, epoch, seq, ev, pos`
 )
 
 // sampleRows is how many rows are read for the curves, at most about, and countedRows how many times as many ClickHouse
@@ -153,18 +156,23 @@ func (w *workingSet) countStored(ctx context.Context, r *Reader, bound clickhous
 
 // countResident counts what engines hold when the window ends, on one of 2^shift blocks.
 func (w *workingSet) countResident(ctx context.Context, r *Reader, bound clickhouse.Parameters, shift int) error {
-	sources, began := []string{"''"}, []string{"0"}
+	sources, began, epochs, seqs := []string{"''"}, []string{"0"}, []string{"0"}, []string{"0"}
 	err := r.query(ctx, capacityBegan, bound, func(scan func(...any) error) error {
 		var source string
 		var at int64
-		err := scan(&source, &at)
-		sources, began = append(sources, "'"+source+"'"), append(began, strconv.FormatInt(at, 10)) // as in a subject: nothing to escape
+		var far []any
+		var epoch, seq uint64
+		err := scan(&source, &at, &far, &epoch, &seq)
+		sources = append(sources, "'"+source+"'") // as in a subject: nothing to escape
+		began, epochs, seqs = append(began, fmt.Sprint(at)), append(epochs, fmt.Sprint(epoch)), append(seqs, fmt.Sprint(seq))
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	bound["sources"], bound["began"] = "["+strings.Join(sources, ",")+"]", "["+strings.Join(began, ",")+"]"
+	for name, list := range map[string][]string{"sources": sources, "began": began, "epochs": epochs, "seqs": seqs} {
+		bound[name] = "[" + strings.Join(list, ",") + "]"
+	}
 	return r.query(ctx, capacityResident, bound, func(scan func(...any) error) error {
 		var source, tier string
 		var copies int64

@@ -28,7 +28,7 @@ type reading struct {
 
 	mu     sync.Mutex // of what the writer's goroutine uses
 	faults int
-	fake   bool // the next insert only seems to be performed
+	fake   string // the insert under that token only seems to be performed when it comes again
 }
 
 // standing is a consumer's watermark of one source.
@@ -61,8 +61,8 @@ func (r *reading) writer() (w *history.Writer, kill context.CancelFunc, ended <-
 		if fault < 8 {
 			r.faults--
 		}
-		fake := r.fake
-		r.fake = false
+		fake := r.fake == i.Token
+		r.fake = ""
 		r.mu.Unlock()
 		if fake {
 			return nil
@@ -82,7 +82,7 @@ func (r *reading) writer() (w *history.Writer, kill context.CancelFunc, ended <-
 		case 7:
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			r.fake = true
+			r.fake = i.Token
 			return errLostAnswer
 		}
 		return i.Send()
@@ -333,6 +333,9 @@ func (r *reading) check() {
 			t.Errorf("%s: %s", table, diff)
 		}
 	}
+	if len(r.lives) == 1 {
+		r.checkChains()
+	}
 	r.checkReader()
 }
 
@@ -344,7 +347,7 @@ func (i *item) batches() []event.Batch {
 }
 
 func tables(m *event.Message, b *event.Batch) map[string][]string {
-	return map[string][]string{"block_events": blockLines(m, b), "loads": loadLines(m, b), "ledger": lostLines(m, b)}
+	return map[string][]string{"batches": batchLines(m, b), "block_events": blockLines(m, b), "loads": loadLines(m, b), "ledger": lostLines(m, b)}
 }
 
 // checkReader compares what a reader adds up.
@@ -421,6 +424,7 @@ func TestExactness(t *testing.T) {
 		for _, items := range w.lives {
 			r.cuts = append(r.cuts, len(items)-w.IntN(len(items)/2))
 		}
+		forgetChains(t, e) // worlds tell of the same prefixes
 		r.read()
 		r.check()
 		if t.Failed() {

@@ -67,8 +67,6 @@ type StoryLine struct {
 
 	engineHash, hash, parent uint64
 	named                    bool
-	stream                   int64
-	streamSeq                uint64
 	ev, pos                  int64
 	model                    string
 }
@@ -129,17 +127,19 @@ func (r *Reader) Explain(ctx context.Context, text, since string) (*Story, error
 // spelling is which rows are of a block: those of an engine's hash, or those of a prefix, and of the engines' hashes that it
 // goes by where they were told without a name.
 type spelling struct {
-	hash    uint64
-	engines map[string]map[uint64]bool // by source, the engines' hashes of a prefix; nil = hash is an engine's
+	hash     uint64
+	engines  map[string]map[uint64]bool // by source, the engines' hashes of a prefix; nil = hash is an engine's
+	prefixes []uint64                   // what rows of the engine's hash have as hash
 }
 
-// spellings asks whether a hash is a prefix's, and what engines call it.
+// spellings asks whether a hash is a prefix's, and what engines call it, or of which prefixes it is an engine's hash.
 func (r *Reader) spellings(ctx context.Context, hash uint64) (spelling, error) {
 	which := spelling{hash: hash}
+	bound := clickhouse.Parameters{"hash": strconv.FormatUint(hash, 10)}
 	err := r.query(ctx, `SELECT DISTINCT toString(source), engine_hash FROM (
   SELECT source, engine_hash FROM block_events WHERE hash = {hash:UInt64} AND named = 1
   UNION ALL SELECT source, engine_hash FROM snapshots WHERE hash = {hash:UInt64} AND named = 1) LIMIT 10000`,
-		clickhouse.Parameters{"hash": strconv.FormatUint(hash, 10)}, func(scan func(...any) error) error {
+		bound, func(scan func(...any) error) error {
 			var id string
 			var engineHash uint64
 			if err := scan(&id, &engineHash); err != nil {
@@ -154,6 +154,17 @@ func (r *Reader) spellings(ctx context.Context, hash uint64) (spelling, error) {
 			which.engines[id][engineHash] = true
 			return nil
 		})
+	if err != nil || which.engines != nil {
+		return which, err
+	}
+	err = r.query(ctx, `SELECT DISTINCT hash FROM (
+  SELECT hash FROM block_events WHERE engine_hash = {hash:UInt64}
+  UNION ALL SELECT hash FROM snapshots WHERE engine_hash = {hash:UInt64}) LIMIT 10000`,
+		bound, func(scan func(...any) error) error {
+			which.prefixes = append(which.prefixes, 0)
+			return scan(&which.prefixes[len(which.prefixes)-1])
+		})
+	slices.Sort(which.prefixes)
 	return which, err
 }
 
@@ -161,18 +172,24 @@ func (r *Reader) spellings(ctx context.Context, hash uint64) (spelling, error) {
 func (w spelling) condition() (string, clickhouse.Parameters) {
 	bound := clickhouse.Parameters{"hash": strconv.FormatUint(w.hash, 10), "limit": strconv.Itoa(maxStory + 1)}
 	if w.engines == nil {
-		return "engine_hash = {hash:UInt64}", bound
+		bound["prefixes"] = numbers(w.prefixes)
+		return "hash IN {prefixes:Array(UInt64)} AND engine_hash = {hash:UInt64}", bound
 	}
 	all := map[uint64]bool{}
 	for _, hashes := range w.engines {
 		maps.Copy(all, hashes)
 	}
-	var list []string
-	for _, h := range slices.Sorted(maps.Keys(all)) {
-		list = append(list, strconv.FormatUint(h, 10))
-	}
-	bound["engines"] = "[" + strings.Join(list, ",") + "]"
+	bound["engines"] = numbers(slices.Sorted(maps.Keys(all)))
 	return "(hash = {hash:UInt64} OR hash IN {engines:Array(UInt64)}) AND (named = 1) = (hash = {hash:UInt64})", bound
+}
+
+// numbers writes numbers as ClickHouse reads an array.
+func numbers(list []uint64) string {
+	texts := make([]string, len(list))
+	for i, n := range list {
+		texts[i] = strconv.FormatUint(n, 10)
+	}
+	return "[" + strings.Join(texts, ",") + "]"
 }
 
 // has reports whether a line is the block's: another engine may call something else by the same hash.
@@ -211,6 +228,14 @@ const (
 	restored = "history went on from a checkpoint"
 )
 
+// stamped joins the batches of told rows of block_events, for the moments at which the bus took them; atStamp is such a moment,
+// or, when the batch is no longer kept, its second.
+const (
+	atStamp = "greatest(stamps.committed, toDateTime64(told.committed, 6, 'UTC'))"
+	stamped = `ANY LEFT JOIN (SELECT source, epoch, seq, committed FROM batches WHERE (source, epoch, seq) IN (SELECT source, epoch, seq FROM told))
+AS stamps USING (source, epoch, seq)`
+)
+
 // storyLines reads the events and snapshots of a block, the newest maxStory+1 of them, oldest first.
 func (r *Reader) storyLines(ctx context.Context, which spelling) ([]StoryLine, error) {
 	where, bound := which.condition()
@@ -223,24 +248,25 @@ func (r *Reader) storyLines(ctx context.Context, which spelling) ([]StoryLine, e
 		lines = append(lines, l)
 		return lines[len(lines)-1].locate()
 	}
-	err := r.query(ctx, `SELECT committed, toString(source), toString(op), toString(tier), kv_group, toInt64(effect), copies, age_us,
-  epoch, seq, toInt64(ev), toInt64(pos), stream, stream_seq, engine_hash, hash, named, run_parent
-FROM block_events WHERE `+where+` AND op != 'CLEARED'
-ORDER BY committed DESC, stream_seq DESC, seq DESC, ev DESC, pos DESC LIMIT {limit:UInt64}`, bound, func(scan func(...any) error) error {
+	err := r.query(ctx, `WITH told AS (SELECT * FROM block_events WHERE `+where+` AND op != 'CLEARED'
+  ORDER BY committed DESC, source, epoch DESC, seq DESC, ev DESC, pos DESC LIMIT {limit:UInt64})
+SELECT `+atStamp+`, toString(source), toString(op), toString(tier), kv_group, toInt64(effect), copies, age_ms,
+  epoch, seq, toInt64(ev), toInt64(pos), engine_hash, hash, named, run_parent
+FROM told `+stamped, bound, func(scan func(...any) error) error {
 		var l StoryLine
 		var at time.Time
 		var copies int32
 		var age int64
 		var named uint8
 		if err := scan(&at, &l.ID, &l.Op, &l.Tier, &l.Group, &l.Effect, &copies, &age, &l.Epoch, &l.Seq, &l.ev, &l.pos,
-			&l.stream, &l.streamSeq, &l.engineHash, &l.hash, &named, &l.parent); err != nil {
+			&l.engineHash, &l.hash, &named, &l.parent); err != nil {
 			return err
 		}
 		if copies >= 0 {
 			l.Copies = &copies
 		}
 		if age >= 0 {
-			seconds := float64(age) / 1e6
+			seconds := float64(age) / 1e3
 			l.Age = &seconds
 		}
 		return add(l, at, named)
@@ -282,8 +308,9 @@ func (r *Reader) withClears(ctx context.Context, story []StoryLine) ([]StoryLine
 	}
 	slices.Sort(quoted)
 	bound := clickhouse.Parameters{"sources": "[" + strings.Join(quoted, ",") + "]", "epoch": strconv.FormatUint(epoch, 10)}
-	err := r.query(ctx, `SELECT committed, toString(source), epoch, seq, toInt64(ev), toString(cause) FROM block_events
-  WHERE hash = 0 AND op = 'CLEARED' AND has({sources:Array(String)}, source) AND epoch >= {epoch:UInt64}
+	err := r.query(ctx, `WITH told AS (SELECT * FROM block_events
+  WHERE hash = 0 AND op = 'CLEARED' AND has({sources:Array(String)}, source) AND epoch >= {epoch:UInt64})
+SELECT `+atStamp+`, toString(source), epoch, seq, toInt64(ev), toString(cause) FROM told `+stamped+`
 UNION ALL SELECT DISTINCT committed, toString(source), epoch, last, if(kind = 'life' OR snapshot = 0, `+fmt.Sprint(evLife)+`, `+fmt.Sprint(evClear)+`),
     if(kind = 'life', '`+newLife+`', '`+restored+`') FROM ledger
   WHERE kind IN ('life', 'resync') AND has({sources:Array(String)}, source) AND epoch >= {epoch:UInt64}`,
@@ -375,39 +402,49 @@ func addUp(story []StoryLine) ([]StoryLine, []Place) {
 	return kept, now
 }
 
-// parent finds the block before, from the newest STORED that tells it.
+// parent finds the block before, of the newest STORED that has one.
 func (r *Reader) parent(ctx context.Context, story []StoryLine) (*Parent, error) {
 	for _, l := range slices.Backward(story) {
-		if l.Op != "STORED" || l.pos == 0 && l.parent == 0 {
-			continue
+		if l.Op == "STORED" && (l.pos > 0 || l.parent != 0) {
+			return r.parentOf(ctx, &l)
 		}
-		where := "engine_hash = {parent:UInt64} AND op = 'STORED'"
-		bound := clickhouse.Parameters{
-			"source": l.ID, "epoch": strconv.FormatUint(l.Epoch, 10), "seq": strconv.FormatUint(l.Seq, 10),
-			"ev": strconv.FormatInt(l.ev, 10), "pos": strconv.FormatInt(l.pos-1, 10), "parent": strconv.FormatUint(l.parent, 10),
-			"stream": strconv.FormatInt(l.stream, 10), "stream_seq": strconv.FormatUint(l.streamSeq, 10),
-		}
-		if l.pos > 0 {
-			where = "stream = {stream:Int64} AND stream_seq = {stream_seq:UInt64} AND seq = {seq:UInt64} AND ev = {ev:UInt32} AND pos = {pos:UInt32}"
-		}
-		var p *Parent
-		err := r.query(ctx, `SELECT engine_hash, hash, named FROM block_events
-WHERE source = {source:String} AND epoch = {epoch:UInt64} AND `+where+` ORDER BY named DESC, committed DESC LIMIT 1`, bound, func(scan func(...any) error) error {
-			var engineHash, hash uint64
-			var named uint8
-			if err := scan(&engineHash, &hash, &named); err != nil {
-				return err
-			}
-			p = &Parent{EngineHash: fmt.Sprintf("%016x", engineHash)}
-			if named != 0 {
-				p.Prefix = fmt.Sprintf("%016x", hash)
-			}
-			return nil
-		})
-		if p == nil && l.parent != 0 {
-			p = &Parent{EngineHash: fmt.Sprintf("%016x", l.parent)}
-		}
-		return p, err
 	}
 	return nil, nil
+}
+
+// parentOf finds what a block was stored behind: chains knows it by the kind of name that the block has itself, the first block of a
+// run by its engine's hash, and block_events the other name.
+func (r *Reader) parentOf(ctx context.Context, l *StoryLine) (*Parent, error) {
+	prefix, engineHash := uint64(0), l.parent
+	one := func(into *uint64, sql string, bound clickhouse.Parameters) error {
+		return r.query(ctx, sql, bound, func(scan func(...any) error) error { return scan(into) })
+	}
+	named := "0"
+	before := &engineHash
+	if l.named {
+		named, before = "1", &prefix
+	}
+	if l.named || l.pos > 0 {
+		err := one(before, `SELECT max(parent) FROM chains WHERE hash = {hash:UInt64} AND named = {named:UInt8}`,
+			clickhouse.Parameters{"hash": strconv.FormatUint(l.hash, 10), "named": named})
+		if err != nil {
+			return nil, err
+		}
+	}
+	const newest = ` AND named = 1 AND op = 'STORED' AND source = {source:String} ORDER BY committed DESC, epoch DESC, seq DESC LIMIT 1`
+	bound := clickhouse.Parameters{"source": l.ID, "prefix": strconv.FormatUint(prefix, 10), "engine": strconv.FormatUint(engineHash, 10)}
+	var err error
+	switch {
+	case prefix == 0 && engineHash == 0:
+		return nil, nil
+	case prefix == 0:
+		err = one(&prefix, `SELECT hash FROM block_events WHERE engine_hash = {engine:UInt64}`+newest, bound)
+	case engineHash == 0:
+		err = one(&engineHash, `SELECT engine_hash FROM block_events WHERE hash = {prefix:UInt64}`+newest, bound)
+	}
+	p := &Parent{EngineHash: fmt.Sprintf("%016x", engineHash)}
+	if prefix != 0 {
+		p.Prefix = fmt.Sprintf("%016x", prefix)
+	}
+	return p, err
 }

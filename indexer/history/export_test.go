@@ -7,11 +7,14 @@ import (
 
 	"github.com/ClickHouse/clickhouse-go/v2"
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
+
+	"kvstrata/event"
 )
 
 // Insert is one insert of a writer, for a test to perform or not.
 type Insert struct {
 	Table string
+	Token string
 	Rows  int
 	Days  int // on which they were committed
 	Send  func() error
@@ -29,8 +32,15 @@ func (w *Writer) Intercept(f func(Insert) error) {
 				}
 			}
 		}
-		return f(Insert{d.table, d.rows, len(days), func() error { return real(ctx, conn, d, token) }})
+		return f(Insert{d.table, token, d.rows, len(days), func() error { return real(ctx, conn, d, token) }})
 	}
+}
+
+// CommittedRecords returns the place in the stream of records up to which everything is in the tables for good.
+func (w *Writer) CommittedRecords() event.Position {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.committed.records
 }
 
 // Stopped reports whether Run has ended, or has not begun.

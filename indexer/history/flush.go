@@ -93,8 +93,10 @@ func (w *Writer) begin(ctx context.Context, conn clickhouse.Conn) error {
 	defer w.mu.Unlock()
 	w.sources = at.sources
 	w.reached = at.committed.at
+	w.records = recordPlaces{reached: at.committed.records, skip: at.skipRecords}
 	w.committed = at.committed
 	w.open, w.spare = newRound(), newRound()
+	w.lineage = newLineage()
 	select {
 	case <-w.running:
 	default:
@@ -155,7 +157,7 @@ func (w *Writer) pass(ctx context.Context, conn clickhouse.Conn) error {
 		w.metrics.lag.Observe(max(time.Since(r.oldest).Seconds(), 0))
 	}
 	w.mu.Lock()
-	w.committed.at = r.at
+	w.committed.at, w.committed.records = r.at, r.records
 	maps.Copy(w.committed.marks, r.marks)
 	w.mu.Unlock()
 	if w.cfg.Committed != nil {
@@ -179,7 +181,7 @@ func (w *Writer) take(now bool) *round {
 	defer w.mu.Unlock()
 	r := w.open
 	rows := r.rows()
-	if r.began.IsZero() && w.reached != w.committed.at {
+	if r.began.IsZero() && (w.reached != w.committed.at || w.records.reached != w.committed.records) {
 		r.began = time.Now() // only the place has moved
 	}
 	wait := w.cfg.FlushEvery
@@ -189,7 +191,7 @@ func (w *Writer) take(now bool) *round {
 	if r.began.IsZero() || !now && rows < w.cfg.MaxRows && time.Since(r.began) < wait {
 		return nil
 	}
-	r.at = w.reached
+	r.at, r.records = w.reached, w.records.reached
 	w.open, w.spare = w.spare, nil
 	w.tellTaken()
 	return r
@@ -200,6 +202,7 @@ type delivery struct {
 	table   string
 	rows    int
 	columns func() []column // made when they are sent: those of a checkpoint's pieces are copies
+	adds    bool            // rows add up to the same however often they are stored
 	queryID string
 }
 
@@ -237,11 +240,17 @@ func (r *round) deliveries(number uint64) []delivery {
 	var p progressRows
 	now := time.Now()
 	p.add("", number, now, r.at, mark{})
+	p.add(recordsName, number, now, r.records, mark{})
 	for name, m := range r.marks {
 		p.add(name.Tokens(), number, now, r.at, m)
 	}
+	for _, t := range r.transfers {
+		list = append(list, delivery{table: "transfers", rows: t.len(), columns: t.columns})
+	}
 	return append(
 		list,
+		delivery{table: tableNames[batchTable], rows: r.batches.len(), columns: r.batches.columns},
+		delivery{table: "chains", rows: r.chains.len(), columns: func() []column { return r.chains.columns(r.day) }, adds: true},
 		delivery{table: tableNames[blockTable], rows: r.blocks.len(), columns: r.blocks.columns},
 		delivery{table: tableNames[loadTable], rows: r.loads.len(), columns: r.loads.columns},
 		delivery{table: tableNames[ledgerTable], rows: r.ledger.len(), columns: r.ledger.columns},
@@ -254,12 +263,12 @@ func (r *round) deliveries(number uint64) []delivery {
 var errSwallowed = errors.New("ClickHouse takes the rows for ones that it has, and has not; sending them under another token")
 
 // deliver inserts rows until they are in, once. After an error it is unknown whether they are: they are looked for, and
-// when they are not there sent again with the same token, and looked for again. Nothing is sent once another writer has
-// claimed the tables.
+// when they are not there sent again with the same token, and looked for again. Rows that add up are only sent again, under
+// another token. Nothing is sent once another writer has claimed the tables.
 func (w *Writer) deliver(ctx context.Context, conn clickhouse.Conn, d delivery, number uint64, token string) error {
 	tries, swallowed := 0, 0
 	return w.insist(ctx, "insert into "+d.table, func(ctx context.Context) error {
-		if tries > 0 {
+		if tries > 0 && !d.adds {
 			if there, err := w.has(ctx, conn, d); there || err != nil {
 				return err
 			}
@@ -268,6 +277,9 @@ func (w *Writer) deliver(ctx context.Context, conn clickhouse.Conn, d delivery, 
 			return err
 		}
 		tries++
+		if d.adds {
+			return w.insert(ctx, conn, d, fmt.Sprintf("%s:%d", token, tries))
+		}
 		if err := w.insert(ctx, conn, d, fmt.Sprintf("%s:%d", token, swallowed)); err != nil || tries == 1 {
 			return err
 		}
@@ -353,13 +365,17 @@ func (w *Writer) say(what string, err error) {
 
 // standing is where the tables stand.
 type standing struct {
-	committed committed
-	sources   map[event.Source]*sourceState
+	committed   committed
+	sources     map[event.Source]*sourceState
+	skipRecords map[event.Time]uint64
 }
 
 // readProgress reads the last round's place, and what each table holds beyond it.
 func readProgress(ctx context.Context, conn clickhouse.Conn) (*standing, error) {
-	s := &standing{sources: make(map[event.Source]*sourceState), committed: committed{marks: make(map[event.Source]mark)}}
+	s := &standing{
+		sources: make(map[event.Source]*sourceState), committed: committed{marks: make(map[event.Source]mark)},
+		skipRecords: make(map[event.Time]uint64),
+	}
 	rows, err := conn.Query(ctx, `SELECT source, round, stream_name, stream, stream_seq, fence, epoch, started, seq, digest FROM progress FINAL`)
 	if err != nil {
 		return nil, fmt.Errorf("read progress: %w", err)
@@ -373,9 +389,13 @@ func readProgress(ctx context.Context, conn clickhouse.Conn) (*standing, error) 
 		if err := rows.Scan(&source, &round, &name, &stream, &streamSeq, &fence, &epoch, &started, &seq, &digest); err != nil {
 			return nil, fmt.Errorf("read progress: %w", err)
 		}
-		if source == "" {
-			s.committed.at = event.Position{Stream: name, Created: event.Time(stream), Sequence: streamSeq}
-			s.committed.round = round
+		at := event.Position{Stream: name, Created: event.Time(stream), Sequence: streamSeq}
+		switch source {
+		case "":
+			s.committed.at, s.committed.round = at, round
+			continue
+		case recordsName:
+			s.committed.records = at
 			continue
 		}
 		state, err := s.source(source)
@@ -398,7 +418,7 @@ func readProgress(ctx context.Context, conn clickhouse.Conn) (*standing, error) 
 			return nil, err
 		}
 	}
-	return s, nil
+	return s, s.readRecordsBeyond(ctx, conn)
 }
 
 func (s *standing) source(tokens string) (*sourceState, error) {
@@ -408,7 +428,7 @@ func (s *standing) source(tokens string) (*sourceState, error) {
 	}
 	state := s.sources[name]
 	if state == nil {
-		state = &sourceState{tokens: tokens}
+		state = newSourceState(tokens)
 		s.sources[name] = state
 	}
 	return state, nil
@@ -416,16 +436,19 @@ func (s *standing) source(tokens string) (*sourceState, error) {
 
 // readBeyond reads how far a table goes beyond the last finished round, in each source's own sequence.
 func (s *standing) readBeyond(ctx context.Context, conn clickhouse.Conn, t int, table string) error {
-	last, where := "seq", ""
-	if t == ledgerTable {
-		last, where = "last", " AND kind IN ('lost', 'dropped', 'life')"
-	}
 	ctx = clickhouse.Context(ctx, clickhouse.WithParameters(clickhouse.Parameters{
 		"stream": fmt.Sprint(int64(s.committed.at.Created)), "after": fmt.Sprint(s.committed.at.Sequence),
 	}))
 	// Spelled out, so that the index of stream and stream_seq serves it.
-	rows, err := conn.Query(ctx, `SELECT toString(source), max((epoch, `+last+`)) AS far, far.1, far.2 FROM `+table+
-		` WHERE (stream > {stream:Int64} OR stream = {stream:Int64} AND stream_seq > {after:UInt64})`+where+` GROUP BY source`)
+	const beyond = "(stream > {stream:Int64} OR stream = {stream:Int64} AND stream_seq > {after:UInt64})"
+	last, where := "seq", beyond
+	switch t {
+	case ledgerTable:
+		last, where = "last", beyond+" AND kind IN ('lost', 'dropped', 'life')"
+	case blockTable: // every row's batch is in, and says from when on the rows are
+		where = "committed >= (SELECT if(count() = 0, toDateTime('2106-01-01', 'UTC'), toDateTime(min(committed), 'UTC')) FROM batches WHERE " + beyond + ")"
+	}
+	rows, err := conn.Query(ctx, `SELECT toString(source), max((epoch, `+last+`)) AS far, far.1, far.2 FROM `+table+` WHERE `+where+` GROUP BY source`)
 	if err != nil {
 		return fmt.Errorf("read how far %s goes: %w", table, err)
 	}

@@ -30,7 +30,7 @@ type Config struct {
 	// unix:///path/of/clickhouse.sock for the embedded engine.
 	Address string
 	// FlushEvery is how long a row waits at most before its round is written; a round of MaxRows rows is written at once.
-	// Larger rounds cost ClickHouse less to merge, and us memory: two rounds of some 130 bytes a row, and as much again for
+	// Larger rounds cost ClickHouse less to merge, and us memory: two rounds of some 90 bytes a row, and as much again for
 	// the one that is being sent.
 	FlushEvery time.Duration
 	MaxRows    int

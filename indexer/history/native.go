@@ -34,20 +34,26 @@ func (n *nativeInserter) insert(ctx context.Context, _ clickhouse.Conn, d delive
 
 // appendNative appends columns as one block in ClickHouse's Native format
 // (https://clickhouse.com/docs/interfaces/formats/Native): the numbers of columns and rows, and for each column its name, its
-// type and its values, little-endian, texts behind their lengths.
+// type and its values, little-endian, texts behind their lengths, or as places in a dictionary.
 func appendNative(b []byte, columns []column, rows int) []byte {
 	b = binary.AppendUvarint(b, uint64(len(columns)))
 	b = binary.AppendUvarint(b, uint64(rows))
 	for _, c := range columns {
 		b = appendText(b, c.name)
+		if v, ok := c.values.(words); ok {
+			b = v.appendNative(appendText(b, "LowCardinality("+c.typ+")"))
+			continue
+		}
 		b = appendText(b, c.typ)
 		switch v := c.values.(type) {
+		case seconds:
+			b = appendFixed(b, v, 4, binary.LittleEndian.AppendUint32)
+		case days:
+			for range v.rows {
+				b = binary.LittleEndian.AppendUint16(b, v.day)
+			}
 		case micros:
 			b = appendFixed(b, v, 8, func(b []byte, us int64) []byte { return binary.LittleEndian.AppendUint64(b, uint64(us)) })
-		case words:
-			for _, id := range v.ids {
-				b = appendText(b, v.texts[id])
-			}
 		case []time.Time:
 			b = appendFixed(b, v, 8, func(b []byte, t time.Time) []byte { return binary.LittleEndian.AppendUint64(b, uint64(t.UnixMicro())) })
 		case []string:
@@ -71,6 +77,25 @@ func appendNative(b []byte, columns []column, rows int) []byte {
 		}
 	}
 	return b
+}
+
+// Parts of a LowCardinality column: its version, and of the kind of its indexes, that they are of 32 bits into a dictionary of
+// its own, which comes with it.
+const (
+	cardinalityVersion = 1
+	cardinalityKind    = 2 | 1<<9 | 1<<10
+)
+
+// appendNative appends the dictionary and the values' places in it.
+func (w words) appendNative(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint64(b, cardinalityVersion)
+	b = binary.LittleEndian.AppendUint64(b, cardinalityKind)
+	b = binary.LittleEndian.AppendUint64(b, uint64(len(w.texts)))
+	for _, t := range w.texts {
+		b = appendText(b, t)
+	}
+	b = binary.LittleEndian.AppendUint64(b, uint64(len(w.ids)))
+	return appendFixed(b, w.ids, 4, binary.LittleEndian.AppendUint32)
 }
 
 func appendText(b []byte, text string) []byte {

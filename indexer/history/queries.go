@@ -9,13 +9,15 @@ var (
 	limit  = Param{"limit", "number", "1000", "Rows at most."}
 )
 
-// inWindow are the rows that a question is about. The time is when the bus took the event: engines' clocks may be wrong.
-// Sources are named once, not in every row.
-const inWindow = `committed >= fromUnixTimestamp64Micro({since:Int64}) AND committed < fromUnixTimestamp64Micro({until:Int64})
-  AND ` + ofEngine
+// inWindow are the rows that a question is about. The time is when the bus took the event: engines' clocks may be wrong. Block events
+// have whole seconds: inSeconds are those of a window that begins and ends with them, and reads no hour beyond.
+const (
+	inWindow  = `committed >= fromUnixTimestamp64Micro({since:Int64}) AND committed < fromUnixTimestamp64Micro({until:Int64}) AND ` + ofSources
+	inSeconds = `committed BETWEEN toDateTime({first:Int64}, 'UTC') AND toDateTime({last:Int64}, 'UTC') AND ` + ofSources
+)
 
-// ofEngine are the rows of the sources that a question is about.
-const ofEngine = `({model:String} = '' AND {engine:String} = '' OR source IN (SELECT source FROM progress WHERE source != ''
+// ofSources are the rows of the model and the engine that are asked about. Sources are named once, not in every row.
+const ofSources = `({model:String} = '' AND {engine:String} = '' OR source IN (SELECT source FROM progress WHERE source != ''
     AND ({model:String} = '' OR ` + modelOf + ` = {model:String})
     AND ({engine:String} = '' OR ` + instanceOf + ` = {engine:String})))`
 
@@ -36,7 +38,7 @@ var queries = []Query{
   countIf(op = 'STORED' AND effect > 0) AS stored, countIf(op = 'EVICTED' AND effect < 0) AS evicted,
   countIf(op = 'LOADED') AS loaded, countIf(op = 'CLEARED') AS cleared
 FROM block_events
-WHERE ` + inWindow + `
+WHERE ` + inSeconds + `
 GROUP BY time ORDER BY time
 WITH FILL FROM toStartOfInterval(fromUnixTimestamp64Micro({since:Int64}, 'UTC'), toIntervalSecond({step:UInt32}))
   TO toDateTime(fromUnixTimestamp64Micro({until:Int64}), 'UTC') STEP toIntervalSecond({step:UInt32})
@@ -63,7 +65,7 @@ FROM (
     countIf(op = 'LOADED') AS loaded, countIf(op = 'CLEARED') AS cleared, uniqExact(epoch) AS lives,
     min(committed) AS first, max(committed) AS last
   FROM block_events
-  WHERE ` + inWindow + `
+  WHERE ` + inSeconds + `
   GROUP BY source)
 ORDER BY stored DESC, instance, dp_rank, origin, model
 LIMIT {limit:UInt64}`,
@@ -88,12 +90,12 @@ LIMIT {limit:UInt64}`,
 		Help:   "How many blocks each engine evicted from each tier, and how old they were then.",
 		Params: []Param{since, until, model, engine, limit},
 		sql: `SELECT ` + modelOf + ` AS model, ` + instanceOf + ` AS instance, tier, sum(n) AS evicted, sum(known) AS aged,
-  (quantilesIfMerge(0.01, 0.5, 0.99)(ages) AS q)[1] / 1e6, q[2] / 1e6, q[3] / 1e6
+  (quantilesIfMerge(0.01, 0.5, 0.99)(ages) AS q)[1] / 1e3, q[2] / 1e3, q[3] / 1e3
 FROM (
-  SELECT source, tier, countIf(effect < 0) AS n, countIf(age_us >= 0 AND copies < 1) AS known,
-    quantilesIfState(0.01, 0.5, 0.99)(age_us, age_us >= 0 AND copies < 1) AS ages
+  SELECT source, tier, countIf(effect < 0) AS n, countIf(age_ms >= 0 AND copies < 1) AS known,
+    quantilesIfState(0.01, 0.5, 0.99)(age_ms, age_ms >= 0 AND copies < 1) AS ages
   FROM block_events
-  WHERE op = 'EVICTED' AND ` + inWindow + `
+  WHERE op = 'EVICTED' AND ` + inSeconds + `
   GROUP BY source, tier)
 GROUP BY model, instance, tier ORDER BY evicted DESC, instance, tier, model
 LIMIT {limit:UInt64}`,
@@ -117,12 +119,12 @@ LIMIT {limit:UInt64}`,
 		Name: "lifetimes", Title: "Block lifetimes",
 		Help:   "How long evicted blocks had been resident.",
 		Params: []Param{since, until, model, engine, limit},
-		sql: `SELECT multiIf(age_us < 1000000, '< 1 s', age_us < 10000000, '1–10 s', age_us < 60000000, '10–60 s', age_us < 300000000, '1–5 min',
-    age_us < 1800000000, '5–30 min', age_us < 7200000000, '30 min–2 h', age_us < 43200000000, '2–12 h', '> 12 h') AS lifetime,
+		sql: `SELECT multiIf(age_ms < 1000, '< 1 s', age_ms < 10000, '1–10 s', age_ms < 60000, '10–60 s', age_ms < 300000, '1–5 min',
+    age_ms < 1800000, '5–30 min', age_ms < 7200000, '30 min–2 h', age_ms < 43200000, '2–12 h', '> 12 h') AS lifetime,
   count() AS blocks, sum(count()) OVER () AS known, count() / known AS share
 FROM block_events
-WHERE op = 'EVICTED' AND age_us >= 0 AND copies < 1 AND ` + inWindow + `
-GROUP BY lifetime ORDER BY min(age_us)
+WHERE op = 'EVICTED' AND age_ms >= 0 AND copies < 1 AND ` + inSeconds + `
+GROUP BY lifetime ORDER BY min(age_ms)
 LIMIT {limit:UInt64}`,
 		columns: []Column{
 			{"lifetime", "text", ""}, {"evicted", "number", "blocks"}, {"of", "number", "blocks"}, {"share", "ratio", ""},
@@ -134,17 +136,11 @@ LIMIT {limit:UInt64}`,
 		Name: "hot-prefixes", Title: "Hot prefixes",
 		Help:   "The prefixes that most stored runs continued.",
 		Params: []Param{since, until, model, engine, {"limit", "number", "50", "Rows at most."}},
-		sql: `WITH continued AS (
-  SELECT source, run_parent, count() AS runs, max(committed) AS last
-  FROM block_events
-  WHERE op = 'STORED' AND pos = 0 AND run_parent != 0 AND ` + inWindow + `
-  GROUP BY source, run_parent ORDER BY runs DESC, source, run_parent LIMIT 10000)
-SELECT ` + modelOf + ` AS model, prefix, sum(runs) AS continued, uniqExact(source) AS engines, max(last) AS last
-FROM continued
-INNER JOIN (
-  SELECT source, engine_hash AS run_parent, argMax(hash, committed) AS prefix FROM block_events
-  WHERE op = 'STORED' AND named = 1 AND engine_hash IN (SELECT run_parent FROM continued)
-  GROUP BY source, engine_hash) AS parents USING (source, run_parent)
+		sql: `SELECT ` + modelOf + ` AS model, run_prefix AS prefix, sum(runs) AS continued, uniqExact(source) AS engines, max(newest) AS last
+FROM (
+  SELECT source, run_prefix, count() AS runs, max(committed) AS newest FROM block_events
+  WHERE op = 'STORED' AND pos = 0 AND run_prefix != 0 AND named = 1 AND ` + inSeconds + `
+  GROUP BY source, run_prefix)
 GROUP BY model, prefix ORDER BY continued DESC, prefix
 LIMIT {limit:UInt64}`,
 		columns: []Column{
@@ -153,7 +149,7 @@ LIMIT {limit:UInt64}`,
 		chart: Chart{"none", "", nil},
 		notes: []string{
 			"engines report no hits: a request that was cached whole leaves no trace, and is not counted",
-			"added up from the 10,000 blocks of single engines that were continued most often",
+			"runs that continue a block that was stored long ago, and not since history was started, are not counted",
 		},
 	},
 	{

@@ -200,6 +200,9 @@ func (q *Query) bind(values map[string]string, now time.Time, maxRows int) (clic
 		return bad("since", fmt.Errorf("%s is not before until %s", w.since.UTC().Format(time.RFC3339), w.until.UTC().Format(time.RFC3339)))
 	}
 	bound["since"], bound["until"] = strconv.FormatInt(w.since.UnixMicro(), 10), strconv.FormatInt(w.until.UnixMicro(), 10)
+	second := int64(time.Second)
+	bound["first"] = strconv.FormatInt((w.since.UnixNano()+second-1)/second, 10)
+	bound["last"] = strconv.FormatInt((w.until.UnixNano()+second-1)/second-1, 10)
 	bound["step"] = strconv.Itoa(int(w.step().Seconds()))
 	bound["limit"] = strconv.Itoa(limit + 1) // one more says that there are more
 	return bound, w, limit, nil

@@ -1,14 +1,9 @@
 package history
 
 import (
-	"context"
-	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
-
-	"github.com/ClickHouse/clickhouse-go/v2"
 
 	"kvstrata/event"
 )
@@ -17,7 +12,16 @@ import (
 type column struct {
 	name   string
 	typ    string // that values are sent as; ClickHouse makes the table's type of it
-	values any    // a slice with a value a row, or micros, or words
+	values any    // a slice with a value a row, or seconds, micros, days, or words
+}
+
+// seconds are moments in whole seconds of Unix time.
+type seconds []uint32
+
+// days are one day, given in days since 1970, in so many rows.
+type days struct {
+	day  uint16
+	rows int
 }
 
 // micros are moments in microseconds of Unix time: a third of the memory of [time.Time], and nothing for the collector.
@@ -51,6 +55,14 @@ func (d *dictionary) id(text string) uint32 {
 // expand returns a column's values as the client library takes them.
 func expand(values any) any {
 	switch v := values.(type) {
+	case seconds:
+		all := make([]time.Time, len(v))
+		for i, at := range v {
+			all[i] = time.Unix(int64(at), 0)
+		}
+		return all
+	case days:
+		return slices.Repeat([]time.Time{time.Unix(86400*int64(v.day), 0).UTC()}, v.rows)
 	case micros:
 		all := make([]time.Time, len(v))
 		for i, us := range v {
@@ -71,6 +83,8 @@ func expand(values any) any {
 // value of these by reflection.
 const (
 	microseconds = "DateTime64(6, 'UTC')"
+	wholeSeconds = "DateTime('UTC')"
+	date         = "Date"
 	text         = "String"
 	u8, u32, u64 = "UInt8", "UInt32", "UInt64"
 	i8, i32, i64 = "Int8", "Int32", "Int64"
@@ -85,57 +99,101 @@ type place struct {
 	seq       uint64
 }
 
-// blockRows are rows of block_events, by column.
-type blockRows struct {
-	names                           dictionary // of sources and tiers
+// batchRows are rows of batches: what all rows of a batch have in common.
+type batchRows struct {
+	sources, ways                   dictionary
 	committed, received, sourceTime micros
 	stream                          []int64
-	streamSeq, epoch, seq           []uint64
-	source, tier                    []uint32
-	ev, pos, blockSize              []uint32
-	op, cause, effect               []int8
-	group, copies                   []int32
-	hash, engineHash, runParent     []uint64
-	named                           []uint8
-	age                             []int64
+	streamSeq, epoch, seq, last     []uint64
+	source, way, blocks             []uint32
 }
 
-func (r *blockRows) len() int { return len(r.hash) }
+func (r *batchRows) len() int { return len(r.seq) }
 
-func (r *blockRows) columns() []column {
+func (r *batchRows) columns() []column {
 	return []column{
 		{"committed", microseconds, r.committed},
 		{"received", microseconds, r.received},
 		{"source_time", microseconds, r.sourceTime},
 		{"stream", i64, r.stream},
 		{"stream_seq", u64, r.streamSeq},
-		{"source", text, words{r.source, r.names.texts}},
+		{"source", text, words{r.source, r.sources.texts}},
+		{"epoch", u64, r.epoch},
+		{"seq", u64, r.seq},
+		{"last", u64, r.last},
+		{"way", text, words{r.way, r.ways.texts}},
+		{"blocks", u32, r.blocks},
+	}
+}
+
+func (r *batchRows) reset() {
+	*r = batchRows{
+		committed: r.committed[:0], received: r.received[:0], sourceTime: r.sourceTime[:0], stream: r.stream[:0], streamSeq: r.streamSeq[:0],
+		epoch: r.epoch[:0], seq: r.seq[:0], last: r.last[:0], source: r.source[:0], way: r.way[:0], blocks: r.blocks[:0],
+	}
+}
+
+func (r *batchRows) add(at place, source string, epoch event.Epoch, b *event.Batch) {
+	r.committed = append(r.committed, at.committed.UnixMicro())
+	r.received = append(r.received, int64(max(b.Received, 0)/1000))
+	r.sourceTime = append(r.sourceTime, int64(max(b.Time, 0)/1000))
+	r.stream = append(r.stream, at.stream)
+	r.streamSeq = append(r.streamSeq, at.seq)
+	r.source = append(r.source, r.sources.id(source))
+	r.epoch = append(r.epoch, uint64(epoch))
+	r.seq = append(r.seq, uint64(b.First))
+	r.last = append(r.last, uint64(b.Last))
+	r.way = append(r.way, r.ways.id(b.Way.String()))
+	r.blocks = append(r.blocks, uint32(b.Blocks()))
+}
+
+// blockRows are rows of block_events, by column.
+type blockRows struct {
+	sources, tiers              dictionary
+	committed                   seconds
+	source, tier                []uint32
+	epoch, seq                  []uint64
+	ev, pos, blockSize          []uint32
+	op, cause, effect           []int8
+	group, copies               []int32
+	hash, engineHash, runParent []uint64
+	runPrefix                   []uint64 // told by the lineage
+	named                       []uint8
+	age                         []int64
+}
+
+func (r *blockRows) len() int { return len(r.hash) }
+
+func (r *blockRows) columns() []column {
+	return []column{
+		{"committed", wholeSeconds, r.committed},
+		{"source", text, words{r.source, r.sources.texts}},
 		{"epoch", u64, r.epoch},
 		{"seq", u64, r.seq},
 		{"ev", u32, r.ev},
 		{"pos", u32, r.pos},
 		{"op", i8, r.op},
 		{"cause", i8, r.cause},
-		{"tier", text, words{r.tier, r.names.texts}},
+		{"tier", text, words{r.tier, r.tiers.texts}},
 		{"kv_group", i32, r.group},
 		{"hash", u64, r.hash},
 		{"named", u8, r.named},
 		{"engine_hash", u64, r.engineHash},
 		{"run_parent", u64, r.runParent},
+		{"run_prefix", u64, r.runPrefix},
 		{"effect", i8, r.effect},
 		{"copies", i32, r.copies},
-		{"age_us", i64, r.age},
+		{"age_ms", i64, r.age},
 		{"block_size", u32, r.blockSize},
 	}
 }
 
 func (r *blockRows) reset() {
 	*r = blockRows{
-		committed: r.committed[:0], received: r.received[:0], sourceTime: r.sourceTime[:0], stream: r.stream[:0],
-		streamSeq: r.streamSeq[:0], epoch: r.epoch[:0], seq: r.seq[:0], source: r.source[:0], tier: r.tier[:0],
+		committed: r.committed[:0], source: r.source[:0], tier: r.tier[:0], epoch: r.epoch[:0], seq: r.seq[:0],
 		ev: r.ev[:0], pos: r.pos[:0], blockSize: r.blockSize[:0], op: r.op[:0], cause: r.cause[:0], effect: r.effect[:0],
 		group: r.group[:0], copies: r.copies[:0], hash: r.hash[:0], engineHash: r.engineHash[:0],
-		runParent: r.runParent[:0], named: r.named[:0], age: r.age[:0],
+		runParent: r.runParent[:0], runPrefix: r.runPrefix[:0], named: r.named[:0], age: r.age[:0],
 	}
 }
 
@@ -146,8 +204,8 @@ func (r *blockRows) add(at place, source string, epoch event.Epoch, b *event.Bat
 	if ev.Kind == event.Cleared {
 		blocks = []event.Block{{Copies: -1, Age: -1}}
 	}
-	committed, received, told := at.committed.UnixMicro(), int64(max(b.Received, 0)/1000), int64(max(b.Time, 0)/1000)
-	from, tier := r.names.id(source), r.names.id(string(ev.Tier))
+	committed := uint32(at.committed.Unix())
+	from, tier := r.sources.id(source), r.tiers.id(string(ev.Tier))
 	for i := range blocks {
 		block := &blocks[i]
 		engineHash := Fold(block.Hash)
@@ -161,17 +219,13 @@ func (r *blockRows) add(at place, source string, epoch event.Epoch, b *event.Bat
 		}
 		age := int64(-1)
 		if ev.Kind == event.Evicted && block.Age >= 0 {
-			age = block.Age.Microseconds()
+			age = block.Age.Milliseconds()
 		}
 		copies := int32(-1)
 		if ev.Kind == event.Evicted {
 			copies = block.Copies
 		}
 		r.committed = append(r.committed, committed)
-		r.received = append(r.received, received)
-		r.sourceTime = append(r.sourceTime, told)
-		r.stream = append(r.stream, at.stream)
-		r.streamSeq = append(r.streamSeq, at.seq)
 		r.source = append(r.source, from)
 		r.epoch = append(r.epoch, uint64(epoch))
 		r.seq = append(r.seq, uint64(b.First))
@@ -185,6 +239,7 @@ func (r *blockRows) add(at place, source string, epoch event.Epoch, b *event.Bat
 		r.named = append(r.named, named)
 		r.engineHash = append(r.engineHash, engineHash)
 		r.runParent = append(r.runParent, parent)
+		r.runPrefix = append(r.runPrefix, 0)
 		r.effect = append(r.effect, block.Effect)
 		r.copies = append(r.copies, copies)
 		r.age = append(r.age, age)
@@ -418,77 +473,4 @@ func (r *progressRows) add(source string, round uint64, committed time.Time, at 
 	r.started = append(r.started, started)
 	r.seq = append(r.seq, uint64(m.Seq))
 	r.digest = append(r.digest, uint64(m.digest))
-}
-
-// insertFunc is insert, or a test's in its place.
-type insertFunc func(ctx context.Context, conn clickhouse.Conn, d delivery, token string) error
-
-// insert sends rows as one block under a token: the same rows sent twice are stored once.
-func insert(ctx context.Context, conn clickhouse.Conn, d delivery, token string) error {
-	columns := d.columns()
-	names := make([]string, len(columns))
-	types := make([]clickhouse.ColumnNameAndType, len(columns)) // only over HTTP, where they save a question
-	for i, c := range columns {
-		names[i], types[i] = c.name, clickhouse.ColumnNameAndType{Name: c.name, Type: c.typ}
-	}
-	ctx = clickhouse.Context(ctx, clickhouse.WithQueryID(d.queryID), clickhouse.WithColumnNamesAndTypes(types),
-		clickhouse.WithSettings(clickhouse.Settings{"insert_deduplication_token": token}))
-	batch, err := conn.PrepareBatch(ctx, "INSERT INTO "+d.table+" ("+strings.Join(names, ", ")+")")
-	if err != nil {
-		return fmt.Errorf("begin insert into %s: %w", d.table, err)
-	}
-	defer batch.Close()
-	for i, c := range columns {
-		if err := batch.Column(i).Append(expand(c.values)); err != nil {
-			return fmt.Errorf("insert into %s: column %s: %w", d.table, c.name, err)
-		}
-	}
-	if err := batch.Send(); err != nil {
-		return fmt.Errorf("insert into %s: %w", d.table, err)
-	}
-	return nil
-}
-
-// queryIDPrefix begins the ids of all inserts, by which a new writer ends those of the one before it.
-const queryIDPrefix = "kvstrata-history-"
-
-// keys are the columns that tell a delivery's last row from all other rows.
-var keys = map[string]bool{
-	"committed": true, "stream": true, "stream_seq": true, "source": true, "epoch": true, "seq": true, "ev": true, "pos": true,
-	"last": true, "snapshot": true, "hash": true, "engine_hash": true, "kv_group": true, "round": true,
-}
-
-// condition returns what tells a delivery's last row from others, and the values bound to it.
-func (d *delivery) condition() (string, clickhouse.Parameters) {
-	bound := clickhouse.Parameters{}
-	var where []string
-	for _, c := range d.columns() {
-		if !keys[c.name] {
-			continue
-		}
-		last := ""
-		switch v := c.values.(type) {
-		case micros:
-			last = time.UnixMicro(v[len(v)-1]).UTC().Format(microsecondsFormat)
-		case words:
-			last = v.texts[v.ids[len(v.ids)-1]] // a source's tokens: nothing to escape
-		case []time.Time:
-			last = v[len(v)-1].UTC().Format(microsecondsFormat)
-		case []string:
-			last = v[len(v)-1]
-		case []int64:
-			last = strconv.FormatInt(v[len(v)-1], 10)
-		case []int32:
-			last = strconv.FormatInt(int64(v[len(v)-1]), 10)
-		case []uint32:
-			last = strconv.FormatUint(uint64(v[len(v)-1]), 10)
-		case []uint64:
-			last = strconv.FormatUint(v[len(v)-1], 10)
-		default:
-			panic("history: no such key: " + c.name)
-		}
-		bound[c.name] = last
-		where = append(where, fmt.Sprintf("%s = {%s:%s}", c.name, c.name, c.typ))
-	}
-	return strings.Join(where, " AND "), bound
 }

@@ -285,7 +285,7 @@ func blockLines(m *event.Message, b *event.Batch) (lines []string) {
 		line := func(pos int, hash, named, engineHash, parent string, effect int8, copies int32, age int64) {
 			lines = append(lines, spaced(
 				m.Source.Tokens(), m.Epoch, b.First, i, pos, ev.Kind, ev.Cause, ev.Tier, ev.Group, hash, named, engineHash, parent, effect, copies, age,
-				ev.BlockSize, m.Position.Created, m.Position.Sequence, m.Stored/1000, b.Received/1000, b.Time/1000))
+				ev.BlockSize, m.Stored/1e9))
 		}
 		if ev.Kind == event.Cleared {
 			line(0, foldHash(event.BlockHash{}), "0", foldHash(event.BlockHash{}), foldHash(event.BlockHash{}), 0, -1, -1)
@@ -301,13 +301,21 @@ func blockLines(m *event.Message, b *event.Batch) (lines []string) {
 			if ev.Kind == event.Evicted {
 				copies = bl.Copies
 				if bl.Age >= 0 {
-					age = bl.Age.Microseconds()
+					age = bl.Age.Milliseconds()
 				}
 			}
 			line(j, hash, named, foldHash(bl.Hash), parent, bl.Effect, copies, age)
 		}
 	}
 	return lines
+}
+
+func batchLines(m *event.Message, b *event.Batch) []string {
+	if len(b.Events) == 0 {
+		return nil
+	}
+	return []string{spaced(m.Source.Tokens(), m.Epoch, b.First, b.Last, b.Way, b.Blocks(), m.Position.Created, m.Position.Sequence,
+		m.Stored/1000, b.Received/1000, b.Time/1000)}
 }
 
 func loadLines(m *event.Message, b *event.Batch) (lines []string) {
@@ -334,8 +342,10 @@ func lifeLine(m *event.Message, first event.Seq) string {
 // The tables themselves, as lines of the same form.
 var tableLines = map[string]string{
 	"block_events": `SELECT concat(source, ' ', epoch, ' ', seq, ' ', ev, ' ', pos, ' ', op, ' ', cause, ' ', tier, ' ', kv_group, ' ', leftPad(lower(hex(hash)), 16, '0'), ' ',
-  named, ' ', leftPad(lower(hex(engine_hash)), 16, '0'), ' ', leftPad(lower(hex(run_parent)), 16, '0'), ' ', effect, ' ', copies, ' ', age_us, ' ', block_size, ' ', stream, ' ', stream_seq, ' ',
-  toUnixTimestamp64Micro(committed), ' ', toUnixTimestamp64Micro(received), ' ', toUnixTimestamp64Micro(source_time)) FROM block_events`,
+  named, ' ', leftPad(lower(hex(engine_hash)), 16, '0'), ' ', leftPad(lower(hex(run_parent)), 16, '0'), ' ', effect, ' ', copies, ' ', age_ms, ' ', block_size, ' ',
+  toUnixTimestamp(committed)) FROM block_events`,
+	"batches": `SELECT concat(source, ' ', epoch, ' ', seq, ' ', last, ' ', way, ' ', blocks, ' ', stream, ' ', stream_seq, ' ',
+  toUnixTimestamp64Micro(committed), ' ', toUnixTimestamp64Micro(received), ' ', toUnixTimestamp64Micro(source_time)) FROM batches`,
 	"loads": `SELECT concat(source, ' ', epoch, ' ', seq, ' ', ev, ' ', from_tier, ' ', tier, ' ', peer, ' ', request, ' ', blocks, ' ', bytes, ' ', duration_us, ' ',
   stream, ' ', stream_seq, ' ', toUnixTimestamp64Micro(committed)) FROM loads`,
 	"ledger": `SELECT concat(source, ' ', epoch, ' ', seq, ' ', last, ' ', kind, ' ', reason, ' ', stream, ' ', stream_seq, ' ',

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/zeebo/xxh3"
 
 	"kvstrata/event"
 	"kvstrata/indexer/history/embedded"
@@ -20,8 +21,8 @@ import (
 // where to go on, and hands over messages in order. It fills one round while another is being inserted; when both are
 // full, Apply waits, and the stream is read no further.
 //
-// Run and the feeding methods run side by side; the feeding methods are one goroutine's. After Run has ended it may be
-// called again: it begins where the tables say.
+// Run and the feeding methods run side by side; those of events are one goroutine's, those of records another's. After Run
+// has ended it may be called again: it begins where the tables say.
 type Writer struct {
 	cfg     Config
 	log     *slog.Logger
@@ -35,7 +36,9 @@ type Writer struct {
 	taken     chan struct{} // closed, and made anew, when the open round was taken
 	full      chan struct{} // holds a token when the open round wants to be taken
 	reached   event.Position
+	records   recordPlaces
 	committed committed
+	lineage   *lineage
 	life      int64  // when this Run began, in ns: a part of its tokens
 	trouble   string // why inserts do not go through; empty = they do
 	said      time.Time
@@ -46,9 +49,10 @@ type Writer struct {
 
 // committed is what is in the tables for good.
 type committed struct {
-	at    event.Position
-	round uint64
-	marks map[event.Source]mark
+	at      event.Position
+	records event.Position
+	round   uint64
+	marks   map[event.Source]mark
 }
 
 // mark is where a source stands: everything up to it is kept, and the digest is that of the resident set there.
@@ -61,6 +65,7 @@ type mark struct {
 type sourceState struct {
 	mark   mark
 	tokens string
+	spread uint64 // a number of its own, spread over 64 bits
 	state  event.State
 	reason string
 	skip   [tables]point // what each table holds beyond the last round that was finished
@@ -78,27 +83,33 @@ func (p point) covers(epoch event.Epoch, seq event.Seq) bool {
 	return p.set && (epoch < p.epoch || epoch == p.epoch && seq <= p.seq)
 }
 
-// The tables of a round, in the order in which they are inserted.
+// The tables of a round whose rows are told once, in the order in which they are inserted. A batch's own row is in before
+// those that refer to it.
 const (
-	blockTable = iota
+	batchTable = iota
+	blockTable
 	loadTable
 	ledgerTable
 	tables
 )
 
-var tableNames = [tables]string{blockTable: "block_events", loadTable: "loads", ledgerTable: "ledger"}
+var tableNames = [tables]string{batchTable: "batches", blockTable: "block_events", loadTable: "loads", ledgerTable: "ledger"}
 
-// round is what one pass inserts: rows of messages in stream order, all of one day.
+// round is what one pass inserts: rows of messages in stream order, all but those of records of one day.
 type round struct {
 	day       int64 // of the rows, in UTC days
 	began     time.Time
+	batches   batchRows
+	chains    chainRows
 	blocks    blockRows
 	loads     loadRows
 	ledger    ledgerRows
 	snapshots []*snapshotRows
-	oldest    time.Time // committed time of the first row
+	transfers []*transferRows // a day each
+	oldest    time.Time       // committed time of the first row
 	marks     map[event.Source]mark
 	at        event.Position
+	records   event.Position
 
 	// restored are the sources whose batches go no further in this round: they went on from a checkpoint. A table that has
 	// rows of a round behind a checkpoint, without the round's place, would look as if it had all before them.
@@ -111,7 +122,16 @@ func newRound() *round {
 
 // rows counts the rows of a round.
 func (r *round) rows() int {
-	n := r.blocks.len() + r.loads.len() + r.ledger.len()
+	n := r.dated()
+	for _, t := range r.transfers {
+		n += t.len()
+	}
+	return n
+}
+
+// dated counts the rows that are of the round's day.
+func (r *round) dated() int {
+	n := r.batches.len() + r.blocks.len() + r.loads.len() + r.ledger.len()
 	for _, s := range r.snapshots {
 		n += s.len()
 	}
@@ -119,10 +139,12 @@ func (r *round) rows() int {
 }
 
 func (r *round) reset() {
+	r.batches.reset()
+	r.chains.reset()
 	r.blocks.reset()
 	clear(r.marks)
 	clear(r.restored)
-	*r = round{blocks: r.blocks, marks: r.marks, restored: r.restored}
+	*r = round{batches: r.batches, chains: r.chains, blocks: r.blocks, marks: r.marks, restored: r.restored}
 }
 
 // NewWriter returns a writer. Nothing is connected before Run runs.
@@ -148,13 +170,8 @@ func NewWriter(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Writer
 
 // Resume returns where the stream goes on, and where each source stood. It waits until Run has read that.
 func (w *Writer) Resume(ctx context.Context) (event.Position, map[event.Source]event.Mark, error) {
-	w.mu.Lock()
-	running := w.running
-	w.mu.Unlock()
-	select {
-	case <-running:
-	case <-ctx.Done():
-		return event.Position{}, nil, ctx.Err()
+	if err := w.awaitRunning(ctx); err != nil {
+		return event.Position{}, nil, err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -165,6 +182,19 @@ func (w *Writer) Resume(ctx context.Context) (event.Position, map[event.Source]e
 		}
 	}
 	return w.reached, marks, nil
+}
+
+// awaitRunning waits until Run knows where the tables stand.
+func (w *Writer) awaitRunning(ctx context.Context) error {
+	w.mu.Lock()
+	running := w.running
+	w.mu.Unlock()
+	select {
+	case <-running:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // Reached says that everything up to a position in the stream was handed over.
@@ -189,6 +219,8 @@ func (w *Writer) Apply(ctx context.Context, m *event.Message) (event.Digest, err
 		r.life(s, at, m)
 	}
 	s.mark.Fence = m.Fence
+	from := r.blocks.len()
+	defer func() { w.lineage.follow(&r.blocks, from, s.spread, r.day, &r.chains) }() // of what was added, whole or not
 	for i := range m.Batches {
 		b := &m.Batches[i]
 		if s.mark.Started && b.First != s.mark.Seq+1 {
@@ -225,6 +257,9 @@ func (r *round) add(s *sourceState, at place, epoch event.Epoch, b *event.Batch)
 			})
 		}
 	}
+	if len(b.Events) > 0 && !s.skip[batchTable].covers(epoch, b.First) {
+		r.batches.add(at, s.tokens, epoch, b)
+	}
 	for i := range b.Events {
 		ev := &b.Events[i]
 		if !s.skip[blockTable].covers(epoch, b.First) {
@@ -249,19 +284,25 @@ func (r *round) add(s *sourceState, at place, epoch event.Epoch, b *event.Batch)
 // room returns the open round, with the writer locked, once it takes rows of a message of that source and time.
 func (w *Writer) room(ctx context.Context, source event.Source, committed time.Time) (*round, error) {
 	day := committed.Unix() / 86400
+	r, err := w.openRound(ctx, func(r *round) bool {
+		return !r.restored[source] && r.rows() < w.cfg.MaxRows && (r.dated() == 0 || r.day == day)
+	})
+	if err == nil && r.dated() == 0 {
+		r.begin(day, committed)
+	}
+	return r, err
+}
+
+// openRound returns the open round, with the writer locked, once it fits. One that does not is inserted at once.
+func (w *Writer) openRound(ctx context.Context, fits func(*round) bool) (*round, error) {
 	for {
 		w.mu.Lock()
 		if w.open == nil {
 			w.mu.Unlock()
 			return nil, errors.New("history is not running")
 		}
-		r := w.open
-		rows := r.rows()
-		if !r.restored[source] && (rows == 0 || r.day == day && rows < w.cfg.MaxRows) {
-			if rows == 0 {
-				r.begin(day, committed)
-			}
-			return r, nil
+		if fits(w.open) {
+			return w.open, nil
 		}
 		taken := w.taken
 		w.mu.Unlock()
@@ -277,19 +318,25 @@ func (w *Writer) room(ctx context.Context, source event.Source, committed time.T
 	}
 }
 
-// begin dates a round without rows. It waits since its place first moved, with or without rows.
+// begin dates a round without dated rows. It waits since its place first moved, with or without rows.
 func (r *round) begin(day int64, oldest time.Time) {
-	r.day, r.oldest = day, oldest
+	if r.day = day; r.rows() == 0 {
+		r.oldest = oldest
+	}
 	if r.began.IsZero() {
 		r.began = time.Now()
 	}
+}
+
+func newSourceState(tokens string) *sourceState {
+	return &sourceState{tokens: tokens, spread: xxh3.HashString(tokens)}
 }
 
 // source returns a source's state, made at its first appearance. The caller holds the lock.
 func (w *Writer) source(name event.Source) *sourceState {
 	s := w.sources[name]
 	if s == nil {
-		s = &sourceState{tokens: name.Tokens()}
+		s = newSourceState(name.Tokens())
 		w.sources[name] = s
 	}
 	return s
@@ -409,7 +456,7 @@ func (w *Writer) note(row ledgerRow) { w.noteAt(w.reached, row) }
 func (w *Writer) noteAt(at event.Position, row ledgerRow) {
 	now := time.Now()
 	r := w.open
-	if r.rows() == 0 {
+	if r.dated() == 0 {
 		r.begin(now.Unix()/86400, now)
 	}
 	if day := now.Unix() / 86400; r.day != day {

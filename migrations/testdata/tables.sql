@@ -1,34 +1,55 @@
-CREATE TABLE default.block_events
+CREATE TABLE default.batches
   (`committed` DateTime64(6, 'UTC') CODEC(Delta(8), ZSTD(1)),
   `received` DateTime64(6, 'UTC') COMMENT 'by the subscriber\'s clock' CODEC(Delta(8), ZSTD(1)),
   `source_time` DateTime64(6, 'UTC') COMMENT 'by the engine\'s clock; 1970 = unknown' CODEC(Delta(8), ZSTD(1)),
   `stream` Int64 COMMENT 'creation time of the bus stream in ns: its identity' CODEC(ZSTD(1)),
   `stream_seq` UInt64 CODEC(Delta(8), ZSTD(1)),
-  `source` LowCardinality(String),
+  `source` LowCardinality(String) CODEC(ZSTD(1)),
   `epoch` UInt64 CODEC(ZSTD(1)),
   `seq` UInt64 CODEC(Delta(8), ZSTD(1)),
-  `ev` UInt32 COMMENT 'ordinal of the event in its batch' CODEC(ZSTD(1)),
-  `pos` UInt32 COMMENT 'ordinal of the block in its event: the one before it is its parent' CODEC(ZSTD(1)),
-  `op` Enum8('STORED' = 1, 'EVICTED' = 2, 'LOADED' = 3, 'CLEARED' = 4),
-  `cause` Enum8('' = 0, 'engine' = 1, 'resync' = 2) COMMENT 'of a CLEARED',
-  `tier` LowCardinality(String),
+  `last` UInt64 COMMENT 'of a range that was lost; else seq' CODEC(Delta(8), ZSTD(1)),
+  `way` LowCardinality(String) COMMENT 'live, recovered, held, asked, lost or dropped' CODEC(ZSTD(1)),
+  `blocks` UInt32 COMMENT 'block operations' CODEC(T64, ZSTD(1)),
+  INDEX by_stream (stream, stream_seq) TYPE minmax GRANULARITY 1)
+ENGINE = MergeTree PARTITION BY toDate(committed) ORDER BY (source, epoch, seq) TTL toDate(committed) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+
+CREATE TABLE default.block_events
+  (`committed` DateTime('UTC') CODEC(T64, ZSTD(1)),
+  `source` LowCardinality(String) CODEC(ZSTD(1)),
+  `epoch` UInt64 CODEC(ZSTD(1)),
+  `seq` UInt64 CODEC(T64, ZSTD(1)),
+  `ev` UInt32 COMMENT 'ordinal of the event in its batch' CODEC(T64, ZSTD(1)),
+  `pos` UInt32 COMMENT 'ordinal of the block in its event: the one before it is its parent' CODEC(T64, ZSTD(1)),
+  `op` Enum8('STORED' = 1, 'EVICTED' = 2, 'LOADED' = 3, 'CLEARED' = 4) CODEC(ZSTD(1)),
+  `cause` Enum8('' = 0, 'engine' = 1, 'resync' = 2) COMMENT 'of a CLEARED' CODEC(ZSTD(1)),
+  `tier` LowCardinality(String) CODEC(ZSTD(1)),
   `kv_group` Int32 COMMENT '-1 = none told' CODEC(ZSTD(1)),
-  `hash` UInt64 COMMENT 'prefix hash, or, when named is 0, the engine\'s hash',
+  `hash` UInt64 COMMENT 'prefix hash, or, when named is 0, the engine\'s hash' CODEC(ZSTD(1)),
   `named` UInt8 CODEC(ZSTD(1)),
-  `engine_hash` UInt64 COMMENT 'first 8 bytes of longer ones',
+  `engine_hash` UInt64 COMMENT 'first 8 bytes of longer ones' CODEC(ZSTD(1)),
   `run_parent` UInt64 COMMENT 'engine hash before the run, on its first block; 0 = none' CODEC(ZSTD(1)),
+  `run_prefix` UInt64 COMMENT 'prefix hash of run_parent, of a STORED; 0 = none, or unknown' CODEC(ZSTD(1)),
   `effect` Int8 COMMENT 'on copies, as the publisher judged' CODEC(ZSTD(1)),
-  `copies` Int32 COMMENT 'left by an EVICTED; -1 = unknown' CODEC(ZSTD(1)),
-  `age_us` Int64 COMMENT 'of an EVICTED block since copies rose from 0; -1 = unknown' CODEC(T64, ZSTD(1)),
-  `block_size` UInt32 COMMENT 'tokens a block, of a STORED; 0 = not told' CODEC(ZSTD(1)),
+  `copies` Int32 COMMENT 'left by an EVICTED; -1 = unknown' CODEC(T64, ZSTD(1)),
+  `age_ms` Int64 COMMENT 'of an EVICTED block since copies rose from 0; -1 = unknown' CODEC(ZSTD(1)),
+  `block_size` UInt32 COMMENT 'tokens a block, of a STORED; 0 = not told' CODEC(T64, ZSTD(1)),
   `cluster` String ALIAS decodeURLComponent(splitByChar('.', source)[1]),
   `model` String ALIAS decodeURLComponent(splitByChar('.', source)[2]),
   `instance` String ALIAS decodeURLComponent(splitByChar('.', source)[3]),
   `dp_rank` UInt32 ALIAS toUInt32OrZero(splitByChar('.', source)[4]),
   `origin` String ALIAS splitByChar('.', source)[5],
-  INDEX by_stream (stream, stream_seq) TYPE minmax GRANULARITY 1,
   INDEX by_engine_hash engine_hash TYPE bloom_filter(0.01) GRANULARITY 4)
-ENGINE = MergeTree PARTITION BY toDate(committed) ORDER BY (toStartOfHour(committed), hash, stream_seq, ev, pos) TTL toDate(committed) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+ENGINE = MergeTree PARTITION BY toDate(committed) ORDER BY (toStartOfHour(committed), hash, source, seq, ev, pos) TTL toDate(committed) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+
+CREATE TABLE default.chains
+  (`day` Date CODEC(ZSTD(1)),
+  `hash` UInt64 CODEC(Delta(8), ZSTD(1)),
+  `named` UInt8 CODEC(ZSTD(1)),
+  `parent` SimpleAggregateFunction(max, UInt64) COMMENT '0 = none, or, when depth is 0, unknown' CODEC(ZSTD(1)),
+  `depth` SimpleAggregateFunction(max, UInt32) COMMENT 'blocks from the root to this one; 0 = unknown' CODEC(T64, ZSTD(1)),
+  `block_size` SimpleAggregateFunction(max, UInt32) CODEC(T64, ZSTD(1)),
+  `first_seen` SimpleAggregateFunction(min, DateTime('UTC')) COMMENT 'when the bus took it, on that day' CODEC(T64, ZSTD(1)))
+ENGINE = AggregatingMergeTree PARTITION BY day ORDER BY (hash, named) TTL day + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
 
 CREATE TABLE default.ledger
   (`committed` DateTime64(6, 'UTC'),
@@ -97,4 +118,29 @@ CREATE TABLE default.snapshots
   INDEX by_hash hash TYPE bloom_filter(0.01) GRANULARITY 4,
   INDEX by_engine_hash engine_hash TYPE bloom_filter(0.01) GRANULARITY 4)
 ENGINE = MergeTree PARTITION BY toDate(committed) ORDER BY (source, snapshot, hash) TTL toDate(committed) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+
+CREATE TABLE default.transfers
+  (`committed` DateTime64(6, 'UTC') CODEC(Delta(8), ZSTD(1)),
+  `source_time` DateTime64(6, 'UTC') COMMENT 'when it ended, by the engine\'s clock' CODEC(Delta(8), ZSTD(1)),
+  `stream` Int64 CODEC(ZSTD(1)),
+  `stream_seq` UInt64 CODEC(Delta(8), ZSTD(1)),
+  `rec` UInt32 COMMENT 'ordinal of the record in its message' CODEC(T64, ZSTD(1)),
+  `source` LowCardinality(String) CODEC(ZSTD(1)),
+  `kind` LowCardinality(String) COMMENT 'loaded, saved, failed or lease_expired' CODEC(ZSTD(1)),
+  `transport` LowCardinality(String) CODEC(ZSTD(1)),
+  `peer` LowCardinality(String) CODEC(ZSTD(1)),
+  `from_tier` LowCardinality(String) CODEC(ZSTD(1)),
+  `to_tier` LowCardinality(String) CODEC(ZSTD(1)),
+  `request` String CODEC(ZSTD(1)),
+  `blocks` UInt32 COMMENT 'that were to be moved; of a failed one, those that were not' CODEC(T64, ZSTD(1)),
+  `ranks` UInt32 COMMENT 'whose transfers are in it' CODEC(T64, ZSTD(1)),
+  `bytes` UInt64 COMMENT 'moved, over all ranks' CODEC(T64, ZSTD(1)),
+  `pieces` UInt64 COMMENT 'contiguous pieces of memory, over all ranks' CODEC(T64, ZSTD(1)),
+  `duration_us` UInt64 COMMENT 'from post to completion, of the slowest rank' CODEC(T64, ZSTD(1)),
+  `post_us` UInt64 COMMENT 'of the call that posted, of the slowest rank' CODEC(T64, ZSTD(1)),
+  `reason` String COMMENT 'of a failed one' CODEC(ZSTD(1)),
+  `model` String ALIAS decodeURLComponent(splitByChar('.', source)[2]),
+  `instance` String ALIAS decodeURLComponent(splitByChar('.', source)[3]),
+  INDEX by_stream (stream, stream_seq) TYPE minmax GRANULARITY 1)
+ENGINE = MergeTree PARTITION BY toDate(committed) ORDER BY (source, committed, stream_seq, rec) TTL toDate(committed) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
 

@@ -1,0 +1,159 @@
+package history_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kvstrata/event"
+	"kvstrata/indexer/history"
+)
+
+// recordMessage is one message of the stream of records.
+type recordMessage struct {
+	at     event.Position
+	stored event.Time
+	list   []event.Transfer
+}
+
+// recordStream makes messages of records, some without any, that cross midnight.
+func recordStream(w *world, created event.Time, n int) (made []recordMessage) {
+	for i := range n {
+		w.now = w.now.Add(time.Duration(w.IntN(1000)) * time.Millisecond)
+		m := recordMessage{
+			at: event.Position{Stream: "KV_RECORDS", Created: created, Sequence: uint64(i + 1)}, stored: event.UnixTime(w.now),
+		}
+		for range w.IntN(4) {
+			m.list = append(m.list, event.Transfer{
+				Source: w.pubs[w.IntN(len(w.pubs))].source, Kind: event.TransferKind(1 + w.IntN(4)), Time: m.stored - event.Time(w.IntN(1e9)),
+				Transport: "tcp", Request: "r'\\", Peer: "p", From: event.GPU, To: event.CPU, Blocks: w.Uint32N(100), Ranks: 2, Bytes: w.Uint64N(1e12),
+				Pieces: w.Uint64N(1e6), Duration: time.Duration(w.IntN(1e9)), Post: time.Duration(w.IntN(1e6)), Reason: "no lease",
+			})
+		}
+		made = append(made, m)
+	}
+	return made
+}
+
+func transferLines(m recordMessage) (lines []string) {
+	for i, t := range m.list {
+		lines = append(lines, spaced(t.Source.Tokens(), m.at.Created, m.at.Sequence, i, t.Kind, t.Transport, t.Request, t.Peer, t.From, t.To, t.Blocks,
+			t.Ranks, t.Bytes, t.Pieces, t.Duration.Microseconds(), t.Post.Microseconds(), t.Reason, t.Time/1000, m.stored/1000))
+	}
+	return lines
+}
+
+const transferLine = `SELECT concat(source, ' ', stream, ' ', stream_seq, ' ', rec, ' ', kind, ' ', transport, ' ', request, ' ', peer, ' ', from_tier, ' ',
+  to_tier, ' ', blocks, ' ', ranks, ' ', bytes, ' ', pieces, ' ', duration_us, ' ', post_us, ' ', reason, ' ',
+  toUnixTimestamp64Micro(source_time), ' ', toUnixTimestamp64Micro(committed)) FROM transfers`
+
+func transfersOf(t *testing.T, e *engine) (lines []string) {
+	t.Helper()
+	rows, err := connect(t, e.config()).Query(t.Context(), transferLine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var line string
+		if err := rows.Scan(&line); err != nil {
+			t.Fatal(err)
+		}
+		lines = append(lines, line)
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// Whatever is killed, lost or delivered again, beside events: each record is kept once.
+func TestTransfersAreKeptOnce(t *testing.T) {
+	e := startEngine(t)
+	seed := uint64(time.Now().UnixNano())
+	if *oneSeed != 0 {
+		seed = *oneSeed
+	}
+	w := newWorld(seed, 1, 60)
+	r := &reading{world: w, t: t, e: e, steps: make(map[event.Source][]step), faults: 20}
+	r.cuts = []int{len(w.lives[0])}
+	events := slices.DeleteFunc(slices.Clone(w.lives[0]), func(i *item) bool { return i.message == nil })
+	messages := recordStream(w, 1_000, 80)
+	messages = append(messages, recordStream(w, 2_000, 60)...) // NATS lost its store in between
+	for done := false; !done; {
+		done = r.keepRecords(messages, events)
+	}
+	var want []string
+	for _, m := range messages {
+		want = append(want, transferLines(m)...)
+	}
+	slices.Sort(want)
+	if diff := cmp.Diff(want, transfersOf(t, e)); diff != "" {
+		t.Errorf("%s\nagain with -history.seed=%d", diff, seed)
+	}
+}
+
+// keepRecords is the life of one writer, to which records are handed beside events. It reports whether all records are committed.
+func (r *reading) keepRecords(messages []recordMessage, events []*item) bool {
+	r.mu.Lock()
+	w, kill, ended := r.writer()
+	r.mu.Unlock()
+	defer func() { kill(); <-ended }()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	go func() { <-ended; cancel() }()
+	return r.handOver(ctx, w, kill, messages, events)
+}
+
+func (r *reading) handOver(ctx context.Context, w *history.Writer, kill func(), messages []recordMessage, events []*item) bool {
+	at, err := w.ResumeRecords(ctx)
+	if err != nil {
+		return false
+	}
+	begin := 0
+	for i, m := range messages {
+		if m.at == at {
+			begin = i + 1
+		}
+	}
+	for i, m := range messages[begin:] {
+		if r.draw(150) == 0 {
+			kill()
+		}
+		if r.draw(10) == 0 && i > 0 && messages[begin+i-1].at.SameStream(m.at) { // delivered again
+			before := messages[begin+i-1]
+			if w.Transfers(ctx, before.at, before.stored, before.list) != nil {
+				return false
+			}
+		}
+		if w.Transfers(ctx, m.at, m.stored, m.list) != nil {
+			return false
+		}
+		if r.draw(4) == 0 { // rows of another day, and none of records
+			if _, err := w.Apply(ctx, freshLife(events[r.draw(len(events))].message, uint64(begin+i))); err != nil {
+				return false
+			}
+		}
+	}
+	last := messages[len(messages)-1].at
+	for deadline := time.Now().Add(patience); w.CommittedRecords() != last; <-time.After(time.Millisecond) {
+		if w.Stopped() {
+			return false
+		}
+		if time.Now().After(deadline) {
+			r.t.Fatalf("not committed: %s", w.Trouble())
+		}
+	}
+	return true
+}
+
+// freshLife returns a message as one of a later life, so that any may come next.
+func freshLife(m *event.Message, n uint64) *event.Message {
+	copied := *m
+	copied.Epoch += event.Epoch(1_000 + n)
+	return &copied
+}
