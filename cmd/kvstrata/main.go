@@ -38,6 +38,7 @@ type cli struct {
 	Tail    tailCmd    `cmd:"" help:"Print events as they come."`
 	Query   queryCmd   `cmd:"" help:"Ask history a named question."`
 	Explain explainCmd `cmd:"" help:"Tell the story of one block."`
+	Export  exportCmd  `cmd:"" help:"Write a window of history as a trace, for Perfetto."`
 	Migrate migrateCmd `cmd:"" help:"Bring a ClickHouse to the present schema."`
 	Gather  gatherCmd  `cmd:"" help:"Answer lookups from indexes that each keep a part."`
 	Lookup  lookupCmd  `cmd:"" help:"Ask an index who holds the longest prefix."`
