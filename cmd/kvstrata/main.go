@@ -40,6 +40,7 @@ type cli struct {
 	SQL      sqlCmd      `cmd:"" name:"sql" help:"Ask history in SQL, reading only."`
 	Explain  explainCmd  `cmd:"" help:"Tell the story of one block."`
 	Capacity capacityCmd `cmd:"" help:"Say what caches of other sizes would hit of a trace."`
+	Export   exportCmd   `cmd:"" help:"Write a window of history as a trace, for Perfetto."`
 	Migrate  migrateCmd  `cmd:"" help:"Bring a ClickHouse to the present schema."`
 	Gather   gatherCmd   `cmd:"" help:"Answer lookups from indexes that each keep a part."`
 	Lookup   lookupCmd   `cmd:"" help:"Ask an index who holds the longest prefix."`
