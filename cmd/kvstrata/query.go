@@ -167,6 +167,9 @@ func listQueries(w io.Writer) error {
 // printTable prints an answer for people.
 func printTable(w io.Writer, a *history.Answer) error {
 	fmt.Fprintf(w, "%s, %s to %s, %s\n\n", a.Title, clock(a.Since), clock(a.Until), a.Exactness)
+	if a.BeforeUntil != 0 {
+		fmt.Fprintf(w, "before: %s to %s\n\n", clock(a.BeforeSince), clock(a.BeforeUntil))
+	}
 	t := tabwriter.NewWriter(w, 2, 0, 2, ' ', 0)
 	var head []string
 	for _, c := range a.Columns {
