@@ -90,7 +90,10 @@ func (queryCmd) Help() string {
 
   kvstrata query
   kvstrata query evictions --since 15m
-  kvstrata query events --since 24h --engine prefill-0 --format csv`
+  kvstrata query events --since 24h --engine prefill-0 --format csv
+  kvstrata query thrash --param within=1m
+  kvstrata query compare --since 10m
+  kvstrata query lineage --param hash=34dc6330fee229a2`
 }
 
 // Run asks, and prints.

@@ -3,8 +3,8 @@ package history
 // within is how soon after its eviction a block is stored again for that to count.
 var within = Param{"within", "duration", "5m", "How soon after its eviction a block must be stored again."}
 
-// lives are what each block that is looked at went through in each tier of each source, in the source's own order: what stored
-// it, and what took its last copy away. Of one entry 1 to 4 are its place, 5 is its second, 6 whether it was stored, and 7 its
+// lives are what each block that is looked at, by what its engine calls it, went through in each tier of each source, in the source's own
+// order: what stored it, and what took its last copy away. Of one entry 1 to 4 are its place, 5 is its second, 6 whether it was stored, and 7 its
 // age when it was not, in ms.
 const lives = livesHead + `op = 'STORED' AND effect > 0 OR ` + livesTail
 
@@ -16,7 +16,7 @@ const (
     arraySort(groupArray((epoch, seq, ev, pos, toUnixTimestamp(committed), op = 'STORED', age_ms))) AS life
   FROM block_events WHERE (`
 	livesTail = `op = 'EVICTED' AND effect < 0 AND copies < 1) AND ` + inSample + ` AND ` + inReach + `
-  GROUP BY source, tier, grp, hash, named`
+  GROUP BY source, tier, grp, hash, named, engine_hash`
 )
 
 // gapsOf are how many seconds each block was away until it was stored again.
@@ -159,7 +159,7 @@ FROM (
     sum(arrayCount(x -> length(x) = 2 AND NOT arrayExists(t -> t >= x[1].5 AND t <= x[2].5, at), ended)) AS unused
   FROM (
     SELECT source, tier, grp, hash, named, told_size, at, arrayFilter(x -> NOT x[-1].6,
-      arraySplit((x, after) -> after, life, arrayPushFront(arrayPopBack(arrayMap(x -> NOT x.6, life)), 0))) AS ended
+      arraySplit((x, before) -> NOT before.6 OR before.1 != x.1, life, arrayPushFront(arrayPopBack(life), life[1]))) AS ended
     FROM (` + toldLives + `) AS told LEFT JOIN used USING (hash, named))
   GROUP BY source, tier, grp)
 WHERE older + whole > 0
@@ -180,6 +180,7 @@ LIMIT {limit:UInt64}`,
 		notes: []string{
 			"inferred: " + noHits + ", so that a block which only hits used counts as unused; the number is what was wasted at most",
 			"a use is a STORED that told the block again while it was resident, as engines do that tell a longer run whole, or a LOADED of it by anybody who knows its prefix hash",
+			"a block that was stored again after a reset within one epoch counts as told again; resets are rare",
 			"blocks stored before the window are not judged, and counted in stored before",
 			"a block that is stored again after its eviction was wasted in the life before; thrash counts it",
 			tokensBySize,

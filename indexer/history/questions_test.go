@@ -2,6 +2,7 @@ package history_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -165,6 +166,38 @@ func TestQuestions(t *testing.T) {
 	})
 }
 
+// Who is gone owns nothing, once that is told.
+func TestDuplicationWithoutWhoIsGone(t *testing.T) {
+	e := startEngine(t)
+	w, _ := startWriter(t, e.config())
+	resume(t, w)
+	all := fleet(time.Now().Add(-time.Hour), "here", "gone")
+	for _, s := range all {
+		feed(t, w, s.publish(run(event.Stored, 1, 2)))
+	}
+	last := all[1].messages[0]
+	committed(t, w, last)
+	r := newReader(t, e.config())
+	owners := func() string {
+		a, err := r.Ask(t.Context(), "duplication", map[string]string{"until": time.Now().Add(time.Hour).Format(time.RFC3339)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprint(a.Rows)
+	}
+	if got := owners(); got != "[[m/model 2 2 32 4 64 0.5] [m/model any 2 32 4 64 0.5]]" {
+		t.Error(got)
+	}
+	w.Tell(&event.Status{Source: last.Source, Epoch: last.Epoch, Fence: 1, Seq: 0, State: event.StateGone, Reason: "disconnected"})
+	at := last.Position
+	at.Sequence++
+	w.Reached(at)
+	eventually(t, "the state is committed", func() bool { return w.Committed() == at })
+	if got := owners(); got != "[[m/model 1 2 32 2 32 1] [m/model any 2 32 2 32 1]]" {
+		t.Error(got)
+	}
+}
+
 // lines writes an answer for people: a line a row.
 func lines(t *testing.T, a *history.Answer, began time.Time) string {
 	t.Helper()
@@ -196,8 +229,7 @@ func lines(t *testing.T, a *history.Answer, began time.Time) string {
 type told struct {
 	at     int64 // seconds
 	stored bool
-	again  bool // told while it was resident
-	age    time.Duration
+	epoch  event.Epoch
 }
 
 // home is where a block lives.
@@ -218,6 +250,10 @@ func TestQuestionsModel(t *testing.T) {
 	for _, s := range all {
 		for range 400 {
 			s.now = s.now.Add(time.Duration(rnd.IntN(4000)) * time.Millisecond)
+			if rnd.IntN(80) == 0 {
+				s.life()
+				maps.DeleteFunc(copies, func(h home, _ int) bool { return h.instance == s.source.Instance })
+			}
 			var events []event.Event
 			for range 1 + rnd.IntN(3) {
 				kinds := []event.Kind{event.Stored, event.Stored, event.Stored, event.Evicted, event.Evicted, event.Evicted, event.Evicted, event.Loaded}
@@ -231,12 +267,12 @@ func TestQuestionsModel(t *testing.T) {
 				place, at := home{s.source.Instance, ev.Tier, h}, int64(m.Stored/1e9)
 				switch {
 				case ev.Kind == event.Stored:
-					lives[place] = append(lives[place], told{at: at, stored: true, again: block.Effect == 0})
+					lives[place] = append(lives[place], told{at: at, stored: true, epoch: s.epoch})
 					copies[place] += int(block.Effect)
 				case ev.Kind == event.Evicted && block.Effect < 0:
 					copies[place]--
 					if block.Copies < 1 {
-						lives[place] = append(lives[place], told{at: at, age: block.Age})
+						lives[place] = append(lives[place], told{at: at, epoch: s.epoch})
 					}
 				case ev.Kind == event.Loaded && block.Prefix != 0:
 					loaded[h] = append(loaded[h], at)
@@ -252,8 +288,11 @@ func TestQuestionsModel(t *testing.T) {
 		n := want[key]
 		start := 0
 		for i, x := range life {
+			if i > 0 && x.epoch != life[i-1].epoch {
+				start = i
+			}
 			switch {
-			case x.stored && !x.again:
+			case x.stored:
 				n.stored++
 				if i > 0 && !life[i-1].stored {
 					n.gaps++
