@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -289,7 +290,11 @@ func releaseCanary(t *testing.T, keep bool) *haul {
 	source := event.Source{Cluster: event.DefaultCluster, Model: "m", Instance: "e", Origin: event.Engine}
 	paths := []string{"/v1/sources", "/v1/prefixes?limit=1000", "/v1/resident?source=" + source.Tokens(), "/v1/queries", "/v1/explain/00000000000003e8", "/"}
 	for _, q := range history.Queries() {
-		paths = append(paths, "/v1/query/"+q.Name+"?since=1h&sql=1")
+		path := "/v1/query/" + q.Name + "?since=1h&sql=1"
+		if slices.ContainsFunc(q.Params, func(p history.Param) bool { return p.Kind == "hash" }) {
+			path += "&hash=00000000000003e8"
+		}
+		paths = append(paths, path)
 	}
 	for _, path := range paths {
 		h.add("HTTP "+path, fetch(t, api+path))

@@ -90,7 +90,10 @@ func (queryCmd) Help() string {
 
   kvstrata query
   kvstrata query evictions --since 15m
-  kvstrata query events --since 24h --engine prefill-0 --format csv`
+  kvstrata query events --since 24h --engine prefill-0 --format csv
+  kvstrata query thrash --param within=1m
+  kvstrata query compare --since 10m
+  kvstrata query lineage --param hash=34dc6330fee229a2`
 }
 
 // Run asks, and prints.
@@ -167,6 +170,9 @@ func listQueries(w io.Writer) error {
 // printTable prints an answer for people.
 func printTable(w io.Writer, a *history.Answer) error {
 	fmt.Fprintf(w, "%s, %s to %s, %s\n\n", a.Title, clock(a.Since), clock(a.Until), a.Exactness)
+	if a.BeforeUntil != 0 {
+		fmt.Fprintf(w, "before: %s to %s\n\n", clock(a.BeforeSince), clock(a.BeforeUntil))
+	}
 	t := tabwriter.NewWriter(w, 2, 0, 2, ' ', 0)
 	var head []string
 	for _, c := range a.Columns {

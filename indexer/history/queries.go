@@ -1,5 +1,7 @@
 package history
 
+import "slices"
+
 // Parameters that most questions have.
 var (
 	since  = Param{"since", "duration", "1h", "A duration back from now, as 15m or 7d, or a time."}
@@ -16,6 +18,13 @@ const (
 	inSeconds = `committed BETWEEN toDateTime({first:Int64}, 'UTC') AND toDateTime({last:Int64}, 'UTC') AND ` + ofSources
 )
 
+// inReach are those, and the rows before them that say what came before.
+const (
+	inReach = inReachOfAll + ` AND ` + ofSources
+
+	inReachOfAll = `committed BETWEEN toDateTime({from:Int64}, 'UTC') AND toDateTime({to:Int64}, 'UTC')`
+)
+
 // ofSources are the rows of the model and the engine that are asked about. Sources are named once, not in every row.
 const ofSources = `({model:String} = '' AND {engine:String} = '' OR source IN (SELECT source FROM progress WHERE source != ''
     AND ({model:String} = '' OR ` + modelOf + ` = {model:String})
@@ -29,7 +38,9 @@ const (
 
 const countsEffects = "stored and evicted count what changed copies; a block that was told again is not counted"
 
-var queries = []Query{
+var queries = slices.Concat(totals, residencies, storms, comparisons, duplications, lineages, losses)
+
+var totals = []Query{
 	{
 		Name: "events", Title: "Events over time",
 		Help:   "Blocks stored, evicted and loaded, and resets, by time.",

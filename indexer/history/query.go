@@ -26,11 +26,13 @@ type Query struct {
 	Help   string  `json:"help"`
 	Params []Param `json:"params"`
 
-	sql     string
-	tell    func(r *Reader, ctx context.Context, bound clickhouse.Parameters, a *Answer) error // where sql is not all of it
-	columns []Column
-	chart   Chart
-	notes   []string
+	sql      string
+	tell     func(r *Reader, ctx context.Context, bound clickhouse.Parameters, a *Answer) error // where sql is not all of it
+	columns  []Column
+	chart    Chart
+	notes    []string
+	sampled  bool // it may look at a share of the blocks
+	inferred bool // its answer is what events suggest, not what they say
 }
 
 // Param is what a question may be asked with.
@@ -57,10 +59,14 @@ type Chart struct {
 
 // Answer is what a question gave. Times are Unix milliseconds, hashes hexadecimal, unknown values null.
 type Answer struct {
-	Query     string   `json:"query"`
-	Title     string   `json:"title"`
-	Since     int64    `json:"since"`
-	Until     int64    `json:"until"`
+	Query string `json:"query"`
+	Title string `json:"title"`
+	Since int64  `json:"since"`
+	Until int64  `json:"until"`
+
+	BeforeSince int64 `json:"before_since,omitempty"` // of a comparison
+	BeforeUntil int64 `json:"before_until,omitempty"`
+
 	Exactness string   `json:"exactness"` // exact, sampled or inferred
 	Notes     []string `json:"notes"`
 	Columns   []Column `json:"columns"`
@@ -95,7 +101,10 @@ func QueryNamed(name string) (Query, error) {
 func Queries() []Query { return queries }
 
 // window is the time that a question is about.
-type window struct{ since, until time.Time }
+type window struct {
+	since, until time.Time
+	before       *window // that it is compared with; nil = none
+}
 
 // step returns a bucket that cuts the window into some hundred.
 func (w window) step() time.Duration {
@@ -148,6 +157,7 @@ func (q *Query) bind(values map[string]string, now time.Time, maxRows int) (clic
 		}
 	}
 	limit := maxRows
+	lengths := make(map[string]time.Duration)
 	for _, p := range q.Params {
 		text, given := values[p.Name]
 		if !given || text == "" {
@@ -168,6 +178,7 @@ func (q *Query) bind(values map[string]string, now time.Time, maxRows int) (clic
 			} else {
 				w.until = at
 			}
+		case p.Name == beforeSince.Name || p.Name == beforeUntil.Name: // windowBefore reads them
 		case p.Name == "limit":
 			n, err := strconv.Atoi(text)
 			if !given {
@@ -188,6 +199,13 @@ func (q *Query) bind(values map[string]string, now time.Time, maxRows int) (clic
 				return bad(p.Name, fmt.Errorf("%q: want a number", text))
 			}
 			bound[p.Name] = text
+		case p.Kind == "duration": // a length, in seconds
+			d, err := time.ParseDuration(text)
+			if err != nil || d < time.Second || d > 24*time.Hour || d%time.Second != 0 {
+				return bad(p.Name, fmt.Errorf("%q: want 1s to 24h, in whole seconds", text))
+			}
+			lengths[p.Name] = d
+			bound[p.Name] = strconv.Itoa(int(d / time.Second))
 		default:
 			if strings.ContainsRune(text, 0) {
 				return bad(p.Name, errors.New("holds a zero byte"))
@@ -200,12 +218,33 @@ func (q *Query) bind(values map[string]string, now time.Time, maxRows int) (clic
 		return bad("since", fmt.Errorf("%s is not before until %s", w.since.UTC().Format(time.RFC3339), w.until.UTC().Format(time.RFC3339)))
 	}
 	bound["since"], bound["until"] = strconv.FormatInt(w.since.UnixMicro(), 10), strconv.FormatInt(w.until.UnixMicro(), 10)
-	second := int64(time.Second)
-	bound["first"] = strconv.FormatInt((w.since.UnixNano()+second-1)/second, 10)
-	bound["last"] = strconv.FormatInt((w.until.UnixNano()+second-1)/second-1, 10)
+	if q.compares() {
+		before, err := windowBefore(values, w, now)
+		if err != nil {
+			return nil, window{}, 0, err
+		}
+		w.before = &before
+	}
+	w.bindSeconds(bound, lengths[within.Name])
 	bound["step"] = strconv.Itoa(int(w.step().Seconds()))
 	bound["limit"] = strconv.Itoa(limit + 1) // one more says that there are more
 	return bound, w, limit, nil
+}
+
+// bindSeconds binds the first and the last whole second of the window, of the one before, and of all that is read: so much more than
+// the window, or both.
+func (w window) bindSeconds(bound clickhouse.Parameters, lead time.Duration) {
+	bind := func(first, last string, since, until time.Time) {
+		up := func(t time.Time) int64 { return (max(t.UnixNano(), 0) + int64(time.Second) - 1) / int64(time.Second) }
+		bound[first], bound[last] = strconv.FormatInt(up(since), 10), strconv.FormatInt(up(until)-1, 10)
+	}
+	bind("first", "last", w.since, w.until)
+	if w.before == nil {
+		bind("from", "to", w.since.Add(-lead), w.until)
+		return
+	}
+	bind("before_first", "before_last", w.before.since, w.before.until)
+	bind("from", "to", earlier(w.since, w.before.since), later(w.until, w.before.until))
 }
 
 // aheadAtMost is how far beyond our clock a question may reach: the bus may have another.
@@ -213,6 +252,13 @@ const aheadAtMost = 24 * time.Hour
 
 func earlier(a, b time.Time) time.Time {
 	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
 		return b
 	}
 	return a
@@ -274,11 +320,28 @@ func (r *Reader) Ask(ctx context.Context, name string, asked map[string]string) 
 	began := time.Now()
 	a := &Answer{
 		Query: q.Name, Title: q.Title, Since: w.since.UnixMilli(), Until: w.until.UnixMilli(), Exactness: "exact",
-		Notes: append([]string{}, q.notes...), Columns: q.columns, Chart: q.chart, Rows: [][]any{}, SQL: explained(q.sql, bound),
+		Notes: append([]string{}, q.notes...), Columns: q.columns, Chart: q.chart, Rows: [][]any{},
+	}
+	if q.sampled {
+		share, err := r.share(ctx, bound)
+		if err != nil {
+			return nil, err
+		}
+		if share > 1 {
+			a.Exactness = "sampled"
+			a.Notes = append(a.Notes, fmt.Sprintf("one block in %d was looked at, by its hash, and numbers of blocks and tokens are times %d", share, share))
+		}
+	}
+	if q.inferred {
+		a.Exactness = "inferred"
+	}
+	if before := w.before; before != nil {
+		a.BeforeSince, a.BeforeUntil = before.since.UnixMilli(), before.until.UnixMilli()
 	}
 	if q.tell != nil {
 		err = q.tell(r, ctx, bound, a)
 	} else {
+		a.SQL = explained(q.sql, bound)
 		err = r.each(ctx, q.sql, bound, func(rows driver.Rows) error {
 			row, err := values(rows)
 			if err != nil {
@@ -436,6 +499,12 @@ func cell(v any, kind string) any {
 	case float32:
 		return cell(float64(v), kind)
 	default:
+		if p := reflect.ValueOf(v); p.Kind() == reflect.Pointer { // of a Nullable
+			if p.IsNil() {
+				return nil
+			}
+			return cell(p.Elem().Interface(), kind)
+		}
 		return v
 	}
 }

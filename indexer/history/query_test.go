@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -136,6 +137,17 @@ func prefixOf(hashes ...uint64) string {
 	return history.HashText(uint64(blocks[len(blocks)-1].Prefix))
 }
 
+// about returns values to ask a question with: those given, and a block where it wants one.
+func about(q history.Query, hash string, values map[string]string) map[string]string {
+	values = maps.Clone(values)
+	for _, p := range q.Params {
+		if p.Kind == "hash" {
+			values[p.Name] = hash
+		}
+	}
+	return values
+}
+
 func TestWhatIsKept(t *testing.T) {
 	e := startEngine(t)
 	began := example(t, e)
@@ -145,7 +157,7 @@ func TestWhatIsKept(t *testing.T) {
 	}
 	for _, q := range history.Queries() {
 		t.Run(q.Name, func(t *testing.T) {
-			a, err := r.Ask(t.Context(), q.Name, window)
+			a, err := r.Ask(t.Context(), q.Name, about(q, prefixOf(0x11), window))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -202,7 +214,8 @@ func TestWhatIsKept(t *testing.T) {
 				for _, value := range []string{
 					`' OR 1=1 --`, `\' OR 1=1 --`, "x'; DROP TABLE block_events; --", `\`, `'`, `"`, "a\tb", "a\nb", "{engine:String}", "%27", `\x00`, "é\u0001",
 				} {
-					asked := map[string]string{name: value, "since": window["since"], "until": window["until"]}
+					asked := about(q, prefixOf(0x11), window)
+					asked[name] = value
 					a, err := r.Ask(t.Context(), q.Name, asked)
 					if err != nil || q.Name != "events" && len(a.Rows) > 0 {
 						t.Errorf("%s of %s %q: %v %v", q.Name, name, value, a, err)
@@ -308,6 +321,17 @@ func TestParameters(t *testing.T) {
 		{"limit 0", "events", map[string]string{"limit": "0"}, time.Time{}, `parameter limit: "0": want 1 to 10000`},
 		{"limit too high", "events", map[string]string{"limit": "10001"}, time.Time{}, "want 1 to 10000"},
 		{"limit no number", "events", map[string]string{"limit": "1;"}, time.Time{}, "want 1 to 10000"},
+		{"a length", "thrash", map[string]string{"within": "90s", "sample": "1"}, now.Add(-time.Hour), ""},
+		{"a length of nothing", "thrash", map[string]string{"within": "0s"}, time.Time{}, `parameter within: "0s": want 1s to 24h, in whole seconds`},
+		{"half a second", "thrash", map[string]string{"within": "1.5s"}, time.Time{}, "parameter within"},
+		{"too long", "storms", map[string]string{"bucket": "25h"}, time.Time{}, "parameter bucket"},
+		{"a time as a length", "storms", map[string]string{"bucket": "2026-11-28T18:00:00Z"}, time.Time{}, "parameter bucket"},
+		{"negative number", "storms", map[string]string{"factor": "-1"}, time.Time{}, `parameter factor: "-1": want a number`},
+		{"no block", "lineage", nil, time.Time{}, "parameter hash"},
+		{"no such length", "events", map[string]string{"within": "5m"}, time.Time{}, "parameter within: events does not have it"},
+		{"before", "compare", map[string]string{"before_since": "3h", "before_until": "2h"}, now.Add(-time.Hour), ""},
+		{"before is empty", "compare", map[string]string{"before_since": "1h"}, time.Time{}, "parameter before_since"},
+		{"before is no time", "compare", map[string]string{"before_until": "x"}, time.Time{}, `parameter before_until: "x"`},
 		{"zero byte", "events", map[string]string{"model": "a\x00b"}, time.Time{}, "parameter model: holds a zero byte"},
 		{"unknown query", "evnts", nil, time.Time{}, `no such query: "evnts"; there are events, engines`},
 	} {

@@ -1,0 +1,42 @@
+package history
+
+import (
+	"context"
+	"math"
+	"strconv"
+
+	"github.com/ClickHouse/clickhouse-go/v2"
+)
+
+// A question about single blocks looks at one in so many when there are many. Hashes are spread evenly, and rows lie in their order
+// within each hour: those up to a bound are a sample that takes its share of the time.
+
+// sample is the parameter that says how many.
+var sample = Param{"sample", "number", "0", "Look at one block in so many; 1: at all of them; 0: at some 250,000 events."}
+
+// eventsSampled is how many block events a question looks at if it may choose.
+const eventsSampled = 250_000
+
+// inSample are the rows that are looked at. Every number of blocks is to be multiplied by share.
+const inSample = `hash <= {below:UInt64}`
+
+// share finds of how many blocks one is looked at, and binds it.
+func (r *Reader) share(ctx context.Context, bound clickhouse.Parameters) (uint64, error) {
+	share, err := strconv.ParseUint(bound["sample"], 10, 32)
+	if err != nil {
+		return 0, err
+	}
+	if share == 0 {
+		var events uint64
+		err := r.query(ctx, `SELECT sum(blocks) FROM batches WHERE `+inReach, bound, func(scan func(...any) error) error {
+			return scan(&events)
+		})
+		if err != nil {
+			return 0, err
+		}
+		share = max(events/eventsSampled, 1)
+	}
+	bound["share"] = strconv.FormatUint(share, 10)
+	bound["below"] = strconv.FormatUint(math.MaxUint64/share, 10)
+	return share, nil
+}
