@@ -127,8 +127,14 @@ function Asked({ info, route }: { info: QueryInfo; route: HistoryRoute }) {
   const [busy, setBusy] = useState(true);
   const [run, setRun] = useState(0);
   const address = queryAddress(info, route.params, true);
+  const missing = info.params.find((p) => p.kind === "hash" && !p.default && !route.params[p.name]);
   // Run asks the same question again.
   useEffect(() => {
+    if (missing) {
+      setBusy(false);
+      setAnswer(undefined);
+      return;
+    }
     const abort = new AbortController();
     setBusy(true);
     query(address, abort.signal)
@@ -149,7 +155,8 @@ function Asked({ info, route }: { info: QueryInfo; route: HistoryRoute }) {
     <>
       <QueryForm info={info} params={route.params} busy={busy} onRun={ask} />
       <div class={busy ? "answer busy" : "answer"} aria-busy={busy}>
-        {answer === undefined && <p class="note">Asking …</p>}
+        {missing && <p class="note">This question is about one block: type its {missing.name} and run it.</p>}
+        {!missing && answer === undefined && <p class="note">Asking …</p>}
         {answer instanceof ApiError && (
           <div class="problem" role="alert" data-testid={id.historyError} data-status={answer.status}>
             <p>
