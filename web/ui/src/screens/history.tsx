@@ -127,7 +127,7 @@ function Asked({ info, route }: { info: QueryInfo; route: HistoryRoute }) {
   const [busy, setBusy] = useState(true);
   const [run, setRun] = useState(0);
   const address = queryAddress(info, route.params, true);
-  const missing = info.params.find((p) => p.kind === "hash" && !p.default && !route.params[p.name]);
+  const missing = info.params?.find((p) => p.kind === "hash" && !p.default && !route.params[p.name]);
   // Run asks the same question again.
   useEffect(() => {
     if (missing) {
