@@ -10,16 +10,16 @@ import (
 )
 
 type exportCmd struct {
-	ClickHouse string `name:"clickhouse" help:"Read from this ClickHouse: clickhouse://…, http://… or unix:///path/clickhouse.sock." placeholder:"URL" env:"KVSTRATA_CLICKHOUSE"`
-	Data       string `help:"Read from the engine that a process with this --data embeds." type:"path" placeholder:"DIR"`
-	Since      string `help:"A duration back from now, as 15m or 7d, or a time." default:"10m"`
-	Until      string `help:"The end of the window." placeholder:"now"`
-	Engine     string `help:"Only this engine (instance)."`
-	Model      string `help:"Only this model."`
-	Blocks     int    `help:"Blocks whose time of residence is shown: a sample, by hash." default:"1000"`
-	Limit      int    `help:"Runs, loads, transfers and rows of the ledger at most, each." default:"200000"`
-	Format     string `help:"perfetto: Trace Events in JSON, which ui.perfetto.dev opens." enum:"perfetto" default:"perfetto"`
-	Output     string `short:"o" help:"The file to write; -: standard output." default:"-" placeholder:"FILE"`
+	tableFlags
+
+	Since  string `help:"A duration back from now, as 15m or 7d, or a time." default:"10m"`
+	Until  string `help:"The end of the window." placeholder:"now"`
+	Engine string `help:"Only this engine (instance)."`
+	Model  string `help:"Only this model."`
+	Blocks int    `help:"Blocks whose time of residence is shown: a sample, by hash." default:"1000"`
+	Limit  int    `help:"Runs, loads, transfers and rows of the ledger at most, each." default:"200000"`
+	Format string `help:"perfetto: Trace Events in JSON, which ui.perfetto.dev opens." enum:"perfetto" default:"perfetto"`
+	Output string `short:"o" help:"The file to write; -: standard output." default:"-" placeholder:"FILE"`
 }
 
 // Help shows how it is used.
@@ -33,9 +33,6 @@ Open the file in ui.perfetto.dev, which keeps it in the browser.`
 
 // Run writes the window.
 func (c *exportCmd) Run(a *app) (err error) {
-	if c.Data == "" && c.ClickHouse == "" {
-		return usagef("give --data or --clickhouse: what is exported is read from ClickHouse itself")
-	}
 	asked := map[string]string{"since": c.Since, "blocks": strconv.Itoa(c.Blocks), "limit": strconv.Itoa(c.Limit)}
 	for name, value := range map[string]string{"until": c.Until, "engine": c.Engine, "model": c.Model} {
 		if value != "" {
@@ -45,7 +42,7 @@ func (c *exportCmd) Run(a *app) (err error) {
 	if err := history.CheckExport(asked); err != nil {
 		return usagef("%w", err)
 	}
-	reader, err := askFlags{ClickHouse: c.ClickHouse, Data: c.Data}.open()
+	reader, err := c.open()
 	if err != nil {
 		return err
 	}

@@ -16,25 +16,46 @@ import (
 	"kvstrata/indexer/history"
 )
 
-// askFlags say whom to ask.
-type askFlags struct {
-	clientFlags
-
-	Server     string `help:"Address of a process with the role history or web." default:"http://127.0.0.1:8080" env:"KVSTRATA_SERVER"`
+// tableFlags name the ClickHouse that holds history's tables.
+type tableFlags struct {
 	ClickHouse string `name:"clickhouse" help:"Ask this ClickHouse itself: clickhouse://…, http://… or unix:///path/clickhouse.sock." placeholder:"URL" env:"KVSTRATA_CLICKHOUSE"`
 	Data       string `help:"Ask the engine that a process with this --data embeds." type:"path" placeholder:"DIR"`
 }
 
-// open returns a reader of the ClickHouse named by the flags, or nil when the server is to be asked.
-func (f askFlags) open() (*history.Reader, error) {
-	if f.ClickHouse == "" && f.Data == "" {
-		return nil, nil
+// named reports whether the flags name one.
+func (f tableFlags) named() bool { return f.ClickHouse != "" || f.Data != "" }
+
+// config returns how it is reached. Without a name it is a usage error.
+func (f tableFlags) config() (history.Config, error) {
+	if !f.named() {
+		return history.Config{}, usagef("give --data or --clickhouse: it is ClickHouse itself that is asked")
 	}
-	cfg, err := historyFlags{ClickHouse: f.ClickHouse}.config(f.Data)
+	return historyFlags{ClickHouse: f.ClickHouse}.config(f.Data)
+}
+
+// open returns a reader of it.
+func (f tableFlags) open() (*history.Reader, error) {
+	cfg, err := f.config()
 	if err != nil {
 		return nil, err
 	}
 	return history.NewReader(cfg)
+}
+
+// askFlags say whom to ask.
+type askFlags struct {
+	clientFlags
+
+	Server string `help:"Address of a process with the role history or web." default:"http://127.0.0.1:8080" env:"KVSTRATA_SERVER"`
+	tableFlags
+}
+
+// open returns a reader of the ClickHouse named by the flags, or nil when the server is to be asked.
+func (f askFlags) open() (*history.Reader, error) {
+	if !f.named() {
+		return nil, nil
+	}
+	return f.tableFlags.open()
 }
 
 // get asks the server.

@@ -15,11 +15,11 @@ import (
 )
 
 type sqlCmd struct {
-	ClickHouse string `name:"clickhouse" help:"Ask this ClickHouse: clickhouse://…, http://… or unix:///path/clickhouse.sock." placeholder:"URL" env:"KVSTRATA_CLICKHOUSE"`
-	Data       string `help:"Ask the engine that a process with this --data embeds." type:"path" placeholder:"DIR"`
-	Format     string `help:"table, json (an object a line) or csv." enum:"table,json,csv" default:"table"`
-	Limit      int    `help:"Rows at most; 0: all." default:"1000"`
-	Statement  string `arg:"" help:"One statement, or - to read it from standard input."`
+	tableFlags
+
+	Format    string `help:"table, json (an object a line) or csv." enum:"table,json,csv" default:"table"`
+	Limit     int    `help:"Rows at most; 0: all." default:"1000"`
+	Statement string `arg:"" help:"One statement, or - to read it from standard input."`
 }
 
 // Help shows how it is used.
@@ -38,8 +38,9 @@ var errEnough = errors.New("enough rows")
 
 // Run asks, and prints.
 func (c *sqlCmd) Run(a *app) error {
-	if c.Data == "" && c.ClickHouse == "" {
-		return usagef("give --data or --clickhouse: SQL goes to ClickHouse itself")
+	cfg, err := c.config()
+	if err != nil {
+		return err
 	}
 	if c.Limit < 0 {
 		return usagef("--limit %d: want 0 or more", c.Limit)
@@ -51,10 +52,6 @@ func (c *sqlCmd) Run(a *app) error {
 			return fmt.Errorf("read statement: %w", err)
 		}
 		statement = string(in)
-	}
-	cfg, err := historyFlags{ClickHouse: c.ClickHouse}.config(c.Data)
-	if err != nil {
-		return err
 	}
 	free, err := history.NewFree(cfg)
 	if err != nil {

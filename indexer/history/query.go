@@ -488,7 +488,7 @@ func cell(v any, kind string) any {
 		return v.UnixMilli()
 	case uint64:
 		if kind == "hash" {
-			return fmt.Sprintf("%016x", v)
+			return hashText(v)
 		}
 		return v
 	case float64:
