@@ -42,6 +42,7 @@ var layout = map[string][]string{
 	"cmd/libkvstrata": {"event", "connector", "publisher"},
 	"chaos":           {everything},
 	"interop":         {},
+	"porttest":        {}, // beside tests, chaos starts processes on ports
 }
 
 const everything = "everything"

@@ -22,6 +22,7 @@ import (
 	"kvstrata/event/resident"
 	"kvstrata/leaktest"
 	"kvstrata/logtest"
+	"kvstrata/porttest"
 )
 
 var source = event.Source{Cluster: "c", Model: "org/model.v1", Instance: "pod-1:8000", Rank: 2, Origin: event.Engine}
@@ -32,7 +33,7 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 func start(t *testing.T, cfg bus.Config) (*bus.Server, *bus.Bus, bus.ServerConfig) {
 	t.Helper()
 	srvCfg := bus.DefaultServerConfig()
-	srvCfg.Dir, srvCfg.Port = t.TempDir(), freePort(t)
+	srvCfg.Dir, srvCfg.Port = t.TempDir(), porttest.Port(t)
 	srv, err := bus.StartServer(srvCfg, quiet())
 	if err != nil {
 		t.Fatal(err)
@@ -47,16 +48,6 @@ func start(t *testing.T, cfg bus.Config) (*bus.Server, *bus.Bus, bus.ServerConfi
 		srv.Shutdown()
 	})
 	return srv, b, srvCfg
-}
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }
 
 // publish stores one event message.
@@ -570,12 +561,12 @@ func TestAHolderGetsItsSourceBackWhenTheBucketIsLost(t *testing.T) {
 
 func TestOneServerAFolder(t *testing.T) {
 	cfg := bus.DefaultServerConfig()
-	cfg.Dir, cfg.Port = t.TempDir(), freePort(t)
+	cfg.Dir, cfg.Port = t.TempDir(), porttest.Port(t)
 	first, err := bus.StartServer(cfg, quiet())
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.Port = freePort(t)
+	cfg.Port = porttest.Port(t)
 	if second, err := bus.StartServer(cfg, quiet()); err == nil {
 		second.Shutdown()
 		t.Error("two servers have one folder")
@@ -607,7 +598,7 @@ func TestServerThatCantStartSaysWhy(t *testing.T) {
 
 func TestDialWaitsNoLongerThanItsContext(t *testing.T) {
 	cfg := bus.DefaultConfig()
-	cfg.URL = fmt.Sprintf("nats://127.0.0.1:%d", freePort(t))
+	cfg.URL = fmt.Sprintf("nats://127.0.0.1:%d", porttest.Port(t))
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	if _, err := bus.Dial(ctx, cfg, "test", quiet()); err == nil || !strings.Contains(err.Error(), "--nats") {

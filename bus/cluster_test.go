@@ -9,12 +9,13 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"kvstrata/bus"
+	"kvstrata/porttest"
 )
 
 // TestDialWaitsForAClustersLeader connects while two of three servers run, and one of those has only just started: roles
 // that start together with their cluster must not give up.
 func TestDialWaitsForAClustersLeader(t *testing.T) {
-	ports := []int{freePort(t), freePort(t), freePort(t)}
+	ports := []int{porttest.Port(t), porttest.Port(t), porttest.Port(t)}
 	start := func(i int) *server.Server {
 		opts := &server.Options{
 			ServerName: fmt.Sprint("n", i), Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true,

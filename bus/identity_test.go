@@ -18,6 +18,7 @@ import (
 	"kvstrata/bus"
 	"kvstrata/certtest"
 	"kvstrata/logtest"
+	"kvstrata/porttest"
 )
 
 // file writes a file of the test's.
@@ -159,7 +160,7 @@ func TestWhoMayConnect(t *testing.T) {
 func TestPasswordIsReadAtEachConnection(t *testing.T) {
 	path := file(t, "the first password")
 	cfg := bus.DefaultServerConfig()
-	cfg.Dir, cfg.Port, cfg.Identity = t.TempDir(), freePort(t), bus.Identity{User: "kv", PasswordFile: path}
+	cfg.Dir, cfg.Port, cfg.Identity = t.TempDir(), porttest.Port(t), bus.Identity{User: "kv", PasswordFile: path}
 	srv, err := bus.StartServer(cfg, quiet())
 	if err != nil {
 		t.Fatal(err)

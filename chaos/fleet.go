@@ -10,10 +10,12 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 
 	"kvstrata/event"
+	"kvstrata/porttest"
 	"kvstrata/sim"
 )
 
@@ -55,13 +57,10 @@ const (
 	shortBuffer = 60
 )
 
-// freeAddress returns an address of loopback that nobody has at the moment.
+// freeAddress returns an address of loopback that nobody has, and gets, before a process of the fleet listens there.
 func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
+	port, err := porttest.Run(1)
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), err
 }
 
 // newFleet prepares everything in a folder, and starts nothing.

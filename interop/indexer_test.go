@@ -9,10 +9,10 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +21,7 @@ import (
 
 	"kvstrata/event"
 	"kvstrata/indexer/prefix/kvindexer"
+	"kvstrata/porttest"
 	"kvstrata/publisher"
 	"kvstrata/subscriber"
 )
@@ -74,12 +75,7 @@ func newPair(t *testing.T, dynamo ...string) *pair {
 // startDynamo starts Dynamo's own indexer, and returns where it is.
 func startDynamo(t *testing.T, args ...string) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	l.Close()
+	port := strconv.Itoa(porttest.Port(t))
 	cmd := exec.Command(dynamoRelease.interpreter(), append([]string{"dynamo_indexer.py", "--port", port}, args...)...)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

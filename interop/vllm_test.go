@@ -4,7 +4,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math"
-	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +12,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"kvstrata/event"
+	"kvstrata/porttest"
 )
 
 // vllm is vLLM's own publisher, stepped by publish.py, and the story that it told.
@@ -168,32 +168,14 @@ func (e *vllm) engineFlag(endpoint, replay string) string {
 	return flag
 }
 
-// freePorts finds n consecutive ports that nobody listens on just now, and returns the first.
+// freePorts finds n consecutive ports that nobody listens on, and returns the first.
 func freePorts(t *testing.T, n int) int {
 	t.Helper()
-	for range 100 {
-		var taken []net.Listener
-		first, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		taken = append(taken, first)
-		port := first.Addr().(*net.TCPAddr).Port
-		for i := 1; i < n && err == nil; i++ {
-			var l net.Listener
-			if l, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port+i)); err == nil {
-				taken = append(taken, l)
-			}
-		}
-		for _, l := range taken {
-			_ = l.Close()
-		}
-		if err == nil {
-			return port
-		}
+	port, err := porttest.Run(n)
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no consecutive ports are free")
-	return 0
+	return port
 }
 
 // run is what a STORED of some blocks of a prompt is made of.

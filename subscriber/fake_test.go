@@ -21,6 +21,7 @@ import (
 	"kvstrata/event"
 	"kvstrata/indexer/prefix"
 	"kvstrata/leaktest"
+	"kvstrata/porttest"
 	"kvstrata/publisher"
 	"kvstrata/subscriber"
 )
@@ -65,14 +66,7 @@ func startEngine(t testing.TB) *fakeEngine {
 	return e
 }
 
-func freeAddress(t testing.TB) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return "tcp://" + l.Addr().String()
-}
+func freeAddress(t testing.TB) string { return "tcp://" + porttest.Address(t) }
 
 // boot begins a life: sequence 0, nothing to replay.
 func (e *fakeEngine) boot() {
@@ -119,14 +113,15 @@ func (e *fakeEngine) serve(ctx context.Context, bound chan<- error) {
 		}
 	}()
 	err = errors.Join(pub.SetLinger(0), router.SetLinger(0), router.SetSndhwm(0))
+	bind := bindBoth(pub, e.endpoint, router, e.replay)
 	for range 100 { // the port of the last life may still be closing
-		if err = errors.Join(err, bindBoth(pub, e.endpoint, router, e.replay)); err == nil {
+		if bind == nil {
 			break
 		}
-		err = nil
 		<-time.After(10 * time.Millisecond)
+		bind = bindBoth(pub, e.endpoint, router, e.replay)
 	}
-	bound <- err
+	bound <- errors.Join(err, bind)
 	poller := zmq4.NewPoller()
 	poller.Add(router, zmq4.POLLIN)
 	for ctx.Err() == nil {

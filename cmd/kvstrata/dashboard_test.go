@@ -21,6 +21,7 @@ import (
 
 	"kvstrata/indexer/history"
 	"kvstrata/indexer/prefix"
+	"kvstrata/porttest"
 )
 
 // page is the dashboard in a real browser.
@@ -156,7 +157,7 @@ func get[T any](t *testing.T, address string) T {
 func inject(t *testing.T, nats, name string) {
 	t.Helper()
 	p := start(t, "run", "--roles", "subscriber", "--nats", nats, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0",
-		"--engine", "zmq+tcp://"+freeAddress(t)+",model=demo/llama-sim,instance="+name)
+		"--engine", "zmq+tcp://"+porttest.Address(t)+",model=demo/llama-sim,instance="+name)
 	p.says(`api +(http://\S+)`)
 }
 
@@ -165,7 +166,7 @@ const trap = `<img src=x onerror=document.title=1>`
 // TestDashboard drives the real binary through a real browser.
 func TestDashboard(t *testing.T) {
 	data := t.TempDir()
-	listen, nats := freeAddress(t), freeAddress(t)
+	listen, nats := porttest.Address(t), porttest.Address(t)
 	args := []string{
 		"demo", "--pool-blocks", "1024", "--data", data, "--listen", listen, "--admin", "127.0.0.1:0", "--nats-listen", nats,
 	}

@@ -23,6 +23,7 @@ import (
 
 	"kvstrata/certtest"
 	"kvstrata/event"
+	"kvstrata/porttest"
 	"kvstrata/publisher"
 )
 
@@ -73,7 +74,7 @@ func curveKeys(t *testing.T) (publisher, subscriber string) {
 
 // No listener of any command comes up where other machines reach it and nobody is asked who he is.
 func TestNoDoorStandsOpen(t *testing.T) {
-	out, dead := outside(t), freeAddress(t)
+	out, dead := outside(t), porttest.Address(t)
 	pub, _ := curveKeys(t)
 	run := "run --roles prefix --listen 127.0.0.1:0 --admin 127.0.0.1:0 --nats-listen 127.0.0.1:0 "
 	demo := "demo --listen 127.0.0.1:0 --admin 127.0.0.1:0 --nats-listen 127.0.0.1:0 "
@@ -506,7 +507,7 @@ func TestProcessesBehindLockedDoors(t *testing.T) {
 
 // A person logs in, works, and is asked again when the token has changed.
 func TestDashboardAsksForAToken(t *testing.T) {
-	listen, tokens := freeAddress(t), secretFile(t, goodToken)
+	listen, tokens := porttest.Address(t), secretFile(t, goodToken)
 	args := []string{"demo", "--listen", listen, "--admin", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--token-file", tokens}
 	demo := start(t, args...)
 	base := demo.says(`kvstrata demo at (http://\S+)`)

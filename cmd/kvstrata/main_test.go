@@ -21,6 +21,7 @@ import (
 	"kvstrata/event"
 	"kvstrata/indexer/history/embedded"
 	"kvstrata/indexer/prefix"
+	"kvstrata/porttest"
 )
 
 // binary is kvstrata as people run it; TestMain builds it.
@@ -303,7 +304,7 @@ func TestTraceConversation(t *testing.T) {
 }
 
 func TestRunOutlivesWhatIsMissing(t *testing.T) {
-	dead := freeAddress(t)
+	dead := porttest.Address(t)
 	p := start(t, append([]string{"run", "--data", t.TempDir(), "--engine", "zmq+tcp://" + dead + ",model=m,instance=away"}, anyPorts...)...)
 	url := p.says(`api +(http://\S+)`)
 	eventually(t, "a state that says why", func() bool {
@@ -315,23 +316,13 @@ func TestRunOutlivesWhatIsMissing(t *testing.T) {
 	}
 }
 
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
 func TestBadInputIsNamed(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer taken.Close()
-	dead := freeAddress(t)
+	dead := porttest.Address(t)
 	for _, c := range []struct {
 		args  string
 		code  int

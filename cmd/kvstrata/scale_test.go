@@ -16,6 +16,7 @@ import (
 
 	"kvstrata/event"
 	"kvstrata/indexer/prefix"
+	"kvstrata/porttest"
 	"kvstrata/publisher"
 )
 
@@ -59,7 +60,7 @@ type indexAt struct {
 }
 
 func startIndex(t *testing.T, nats string, args ...string) *indexAt {
-	x := &indexAt{listen: freeAddress(t), admin: freeAddress(t)}
+	x := &indexAt{listen: porttest.Address(t), admin: porttest.Address(t)}
 	x.args = append([]string{"run", "--roles", "prefix", "--nats", nats, "--data", t.TempDir(), "--listen", x.listen, "--admin", x.admin}, args...)
 	x.process = start(t, x.args...)
 	return x
@@ -147,7 +148,7 @@ func TestReplicasAreRestartedOneByOne(t *testing.T) {
 		eventually(t, "what was published", func() bool { return whole(ask(x.listen)) == nil }, x.output)
 	}
 	wantAlike(t, replicas[0].output, replicas[0].listen, replicas[1].listen)
-	at, admin := freeAddress(t), freeAddress(t)
+	at, admin := porttest.Address(t), porttest.Address(t)
 	front := start(t, "gather", "--shards", "http://"+replicas[0].listen+",http://"+replicas[1].listen, "--listen", at, "--admin", admin)
 	eventually(t, "a gather that is ready", func() bool { return isReady(admin) }, front.output)
 
@@ -193,7 +194,7 @@ func TestShardsBehindAGather(t *testing.T) {
 	publishPrompt(t, w)
 	all := startIndex(t, w.url)
 	one, two := startIndex(t, w.url, "--shard", "1/2", "--models", "org/m"), startIndex(t, w.url, "--shard", "2/2", "--models", "org/m")
-	at, admin := freeAddress(t), freeAddress(t)
+	at, admin := porttest.Address(t), porttest.Address(t)
 	front := start(t, "gather", "--shards", "http://"+one.listen+",http://"+two.listen, "--listen", at, "--admin", admin)
 	for _, ready := range []string{all.admin, one.admin, two.admin, admin} {
 		eventually(t, "readiness", func() bool { return isReady(ready) }, front.output)

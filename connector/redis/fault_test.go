@@ -13,6 +13,7 @@ import (
 	"kvstrata/connector/redis"
 	"kvstrata/connector/redis/redistest"
 	"kvstrata/connector/store"
+	"kvstrata/porttest"
 )
 
 func TestStoreFull(t *testing.T) {
@@ -43,7 +44,7 @@ func TestStoreFull(t *testing.T) {
 }
 
 func TestServerThatIsNotThere(t *testing.T) {
-	b := open(t, "127.0.0.1:"+strconv.Itoa(redistest.Port(t)), nil)
+	b := open(t, "127.0.0.1:"+strconv.Itoa(porttest.Port(t)), nil)
 	start := time.Now()
 	for _, err := range b.Put(t.Context(), items(b, 3, chain(2, 3, 4), 1<<10)) {
 		if err == nil {

@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"kvstrata/porttest"
 )
 
 // patience is how long a server may take to answer once it was started.
@@ -55,30 +57,10 @@ func Binary(t testing.TB) string {
 // answers. With "--tls-port", "0" among them, Addr is its TLS port.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
-	s := &Server{t: t, dir: t.TempDir(), args: args, Addr: "127.0.0.1:" + strconv.Itoa(Port(t))}
+	s := &Server{t: t, dir: t.TempDir(), args: args, Addr: "127.0.0.1:" + strconv.Itoa(porttest.Port(t))}
 	s.start()
 	t.Cleanup(s.Kill)
 	return s
-}
-
-// Port returns a port that was free a moment ago, and whose neighbour 10000 above exists: a cluster's bus listens there.
-func Port(t testing.TB) int {
-	t.Helper()
-	for range 100 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		port := l.Addr().(*net.TCPAddr).Port
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if port < 55000 {
-			return port
-		}
-	}
-	t.Fatal("no free port below 55000")
-	return 0
 }
 
 func (s *Server) start() {
