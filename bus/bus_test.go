@@ -265,17 +265,20 @@ func TestReadRecords(t *testing.T) {
 		defer r.Close()
 		for _, sequence := range want {
 			d, err := r.Next(t.Context())
-			if err != nil || d.Kind != bus.Transfer || d.Source != source || d.Sequence != sequence || string(d.Data) != "x" {
-				t.Fatalf("%+v, %v, want a transfer at %d", d, err, sequence)
+			if err != nil || d.Source != source || d.Sequence != sequence || string(d.Data) != "x" {
+				t.Fatalf("%+v, %v, want a record at %d", d, err, sequence)
+			}
+			if _, err := d.Records(); err == nil {
+				t.Errorf("x is a message of kind %s", d.Kind)
 			}
 		}
 		return r.Identity()
 	}
-	at := read(event.Position{}, 1, 3, 5)
+	at := read(event.Position{}, 1, 2, 3, 4, 5)
 	at.Sequence = 1
-	read(at, 3, 5)
+	read(at, 2, 3, 4, 5)
 	at.Sequence, at.Created = 4, at.Created-1
-	read(at, 1, 3, 5) // a place in another stream
+	read(at, 1, 2, 3, 4, 5) // a place in another stream
 }
 
 func TestTheTwoNewestCheckpointsStay(t *testing.T) {

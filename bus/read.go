@@ -26,6 +26,21 @@ type Delivery struct {
 	msg jetstream.Msg
 }
 
+// Records reads the records of a message of kind transfer, lookup or gpu.
+func (d *Delivery) Records() (r event.Records, err error) {
+	switch d.Kind {
+	case Transfer:
+		r.Transfers, err = event.UnmarshalTransfers(d.Data, d.Source)
+	case Lookup:
+		r.Lookups, r.Requests, err = event.UnmarshalLookups(d.Data, d.Source)
+	case GPU:
+		r.Samples, err = event.UnmarshalSamples(d.Data, d.Source)
+	default:
+		err = fmt.Errorf("a message of kind %s: want %s, %s or %s", d.Kind, Transfer, Lookup, GPU)
+	}
+	return r, err
+}
+
 // Ack acknowledges this delivery and all before it.
 func (d *Delivery) Ack() error { return d.msg.Ack() }
 
@@ -56,14 +71,14 @@ func (b *Bus) Read(ctx context.Context, from uint64, sources ...event.Source) (*
 	return r, nil
 }
 
-// ReadRecords returns a reader of all transfer records behind a position; behind one in another stream they are all of this
+// ReadRecords returns a reader of all records behind a position; behind one in another stream they are all of this
 // one's. The caller closes it.
 func (b *Bus) ReadRecords(ctx context.Context, behind event.Position) (*Reader, error) {
 	identity, err := b.position(ctx, RecordStream)
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{bus: b, identity: identity, next: 1, subjects: []string{subjectRoot + string(Transfer) + ".>"}}
+	r := &Reader{bus: b, identity: identity, next: 1}
 	if behind.SameStream(identity) {
 		r.next = behind.Sequence + 1
 	}

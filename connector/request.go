@@ -19,6 +19,9 @@ type Request struct {
 	LoRA   string // adapter
 	Salt   string // cache salt: who has another shares nothing
 
+	Session string // whom it is of, as far as its client told; empty = not told
+	Tenant  string
+
 	// TokenIDs are those of the prompt, for stores that name what they hold by tokens; nil where the engine does not tell.
 	// They are prompt text: no half keeps, logs or tells them.
 	TokenIDs []uint32

@@ -75,14 +75,14 @@ type Match struct {
 }
 
 // End is how a request ended.
-type End uint8
+type End = event.RequestEnd
 
 // The ends.
 const (
-	EndStopped   End = 1 + iota // by itself: end of text, or a stop word
-	EndLength                   // at the length that was asked for: the one after which a producer hands over
-	EndAborted                  // by its client
-	EndLoadError                // because blocks could not be loaded, under the policy fail
+	EndStopped   = event.EndStopped   // by itself: end of text, or a stop word
+	EndLength    = event.EndLength    // at the length that was asked for: the one after which a producer hands over
+	EndAborted   = event.EndAborted   // by its client
+	EndLoadError = event.EndLoadError // because blocks could not be loaded, under the policy fail
 )
 
 // Step is what a scheduler decided for one step (vLLM's SchedulerOutput, as far as connectors read it).

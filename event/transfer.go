@@ -1,7 +1,6 @@
 package event
 
 import (
-	"strings"
 	"time"
 
 	"kvstrata/event/eventpb"
@@ -53,17 +52,6 @@ type Transfer struct {
 	Reason   string // of a failed one
 }
 
-// maxTransferText bounds each text of a record, in bytes: reasons are what peers and servers say.
-const maxTransferText = 512
-
-// transferText makes a text fit for a record, whatever was said.
-func transferText(s string) string {
-	if len(s) > maxTransferText {
-		s = s[:maxTransferText]
-	}
-	return strings.ToValidUTF8(s, "\uFFFD")
-}
-
 // MarshalTransfers returns the payload of a message of kind `transfer`; the source stands in the subject. Texts are cut to 512
 // bytes, and what is no UTF-8 in them is replaced.
 func MarshalTransfers(records []Transfer) ([]byte, error) {
@@ -71,9 +59,9 @@ func MarshalTransfers(records []Transfer) ([]byte, error) {
 	for i := range records {
 		t := &records[i]
 		pb.Transfers = append(pb.Transfers, &eventpb.Transfer{
-			Kind: uint32(t.Kind), Time: int64(t.Time), Transport: transferText(t.Transport), Request: transferText(t.Request),
-			Peer: transferText(t.Peer), FromTier: transferText(string(t.From)), ToTier: transferText(string(t.To)), Blocks: t.Blocks, Ranks: t.Ranks, Bytes: t.Bytes, Pieces: t.Pieces,
-			Duration: uint64(t.Duration), Post: uint64(t.Post), Reason: transferText(t.Reason),
+			Kind: uint32(t.Kind), Time: int64(t.Time), Transport: recordText(t.Transport), Request: recordText(t.Request),
+			Peer: recordText(t.Peer), FromTier: recordText(string(t.From)), ToTier: recordText(string(t.To)), Blocks: t.Blocks, Ranks: t.Ranks, Bytes: t.Bytes, Pieces: t.Pieces,
+			Duration: uint64(t.Duration), Post: uint64(t.Post), Reason: recordText(t.Reason),
 		})
 	}
 	return proto.Marshal(pb)

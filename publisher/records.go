@@ -13,54 +13,51 @@ import (
 	"kvstrata/event"
 )
 
-// Records puts a source's transfer records on the bus (kind `transfer`). They have no sequence: what finds no room, or is
-// not taken by JetStream, is counted and lost.
+// Records puts records on the bus: transfers, lookups, requests and samples of devices. They have no sequence: what finds no
+// room, or is not taken by JetStream, is counted and lost.
 type Records struct {
 	bus     *bus.Bus
-	subject string
-	queue   chan []event.Transfer
+	queue   chan event.Records
 	dropped atomic.Uint64
 	log     *slog.Logger
 }
 
-// maxQueuedRecords bounds the calls of Record that wait to be sent; maxRecordsAMessage what goes into one message.
+// maxQueuedRecords bounds the calls of Record that wait to be sent; maxRecordsAMessage what goes into one message, and what is gathered
+// before it is sent.
 const (
 	maxQueuedRecords   = 1024
 	maxRecordsAMessage = 256 // a record has 3 KiB at most
 )
 
-// NewRecords returns a publisher of a source's records. Nothing is sent before Run runs.
-func NewRecords(b *bus.Bus, source event.Source, log *slog.Logger) *Records {
-	return &Records{
-		bus: b, subject: bus.Subject(bus.Transfer, source), queue: make(chan []event.Transfer, maxQueuedRecords),
-		log: log.With("source", source.String()),
-	}
+// NewRecords returns a publisher of records. Nothing is sent before Run runs.
+func NewRecords(b *bus.Bus, log *slog.Logger) *Records {
+	return &Records{bus: b, queue: make(chan event.Records, maxQueuedRecords), log: log}
 }
 
-// Record takes records, which are its own from then on. It never waits.
-func (r *Records) Record(records []event.Transfer) {
+// Record takes records, which are its own from then on; each names its source. It never waits.
+func (r *Records) Record(records event.Records) {
 	select {
 	case r.queue <- records:
 	default:
-		r.dropped.Add(uint64(len(records)))
+		r.dropped.Add(uint64(records.Len()))
 	}
 }
 
 // Dropped returns how many records were lost.
 func (r *Records) Dropped() uint64 { return r.dropped.Load() }
 
-// Collector returns the metric of lost records, for the engine's registry.
-func (r *Records) Collector(engine string) prometheus.Collector {
+// Collector returns the metric of lost records, for a registry; who is the engine, or the service, that tells them.
+func (r *Records) Collector(who string) prometheus.Collector {
 	return prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "kvstrata_publisher_records_dropped_total", Help: "Transfer records that found no room, or that NATS did not take.",
-		ConstLabels: prometheus.Labels{"engine": engine},
+		Name: "kvstrata_publisher_records_dropped_total", Help: "Records that found no room, or that NATS did not take.",
+		ConstLabels: prometheus.Labels{"engine": who},
 	}, func() float64 { return float64(r.Dropped()) })
 }
 
 // recordsGrace is how long Run goes on after its context for what is queued.
 const recordsGrace = time.Second
 
-// Run sends until ctx ends, and then what is queued. One message is under way at a time.
+// Run sends until ctx ends, and then what is queued. One message is under way at a time; what comes meanwhile goes into the next.
 func (r *Records) Run(ctx context.Context) error {
 	grace, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -68,7 +65,7 @@ func (r *Records) Run(ctx context.Context) error {
 	for {
 		select {
 		case records := <-r.queue:
-			r.send(grace, records)
+			r.send(grace, r.gather(records))
 		case <-ctx.Done():
 			if len(r.queue) == 0 {
 				return nil
@@ -77,24 +74,82 @@ func (r *Records) Run(ctx context.Context) error {
 	}
 }
 
-func (r *Records) send(ctx context.Context, records []event.Transfer) {
+// gather adds what is queued, as much as goes into a message.
+func (r *Records) gather(first event.Records) map[event.Source]*event.Records {
+	bySource := make(map[event.Source]*event.Records)
+	of := func(source event.Source) *event.Records {
+		if bySource[source] == nil {
+			bySource[source] = new(event.Records)
+		}
+		return bySource[source]
+	}
+	for n, more := 0, first; ; {
+		for _, t := range more.Transfers {
+			of(t.Source).Transfers = append(of(t.Source).Transfers, t)
+		}
+		for _, l := range more.Lookups {
+			of(l.Source).Lookups = append(of(l.Source).Lookups, l)
+		}
+		for _, q := range more.Requests {
+			of(q.Source).Requests = append(of(q.Source).Requests, q)
+		}
+		for _, s := range more.Samples {
+			of(s.Source).Samples = append(of(s.Source).Samples, s)
+		}
+		if n += more.Len(); n >= maxRecordsAMessage {
+			return bySource
+		}
+		select {
+		case more = <-r.queue:
+		default:
+			return bySource
+		}
+	}
+}
+
+func (r *Records) send(ctx context.Context, bySource map[event.Source]*event.Records) {
+	for source, all := range bySource {
+		inMessages(all.Transfers, func(part []event.Transfer) {
+			payload, err := event.MarshalTransfers(part)
+			r.store(ctx, bus.Transfer, source, payload, len(part), err)
+		})
+		inMessages(all.Lookups, func(part []event.Lookup) {
+			payload, err := event.MarshalLookups(part, nil)
+			r.store(ctx, bus.Lookup, source, payload, len(part), err)
+		})
+		inMessages(all.Requests, func(part []event.Request) {
+			payload, err := event.MarshalLookups(nil, part)
+			r.store(ctx, bus.Lookup, source, payload, len(part), err)
+		})
+		inMessages(all.Samples, func(part []event.Sample) {
+			payload, err := event.MarshalSamples(part)
+			r.store(ctx, bus.GPU, source, payload, len(part), err)
+		})
+	}
+}
+
+// inMessages hands over records in parts that fit into a message.
+func inMessages[T any](records []T, send func([]T)) {
 	for len(records) > 0 {
 		n := min(len(records), maxRecordsAMessage)
-		payload, err := event.MarshalTransfers(records[:n])
-		if err == nil {
-			err = r.store(ctx, payload)
-		}
-		if err != nil {
-			r.dropped.Add(uint64(n))
-			r.log.Debug("transfer records are lost", "records", n, "err", err)
-		}
+		send(records[:n])
 		records = records[n:]
 	}
 }
 
-// store waits until JetStream has a message.
-func (r *Records) store(ctx context.Context, payload []byte) error {
-	future, err := r.bus.PublishAsync(&nats.Msg{Subject: r.subject, Data: payload})
+// store waits until JetStream has a message of so many records, unless there is an error already.
+func (r *Records) store(ctx context.Context, kind bus.Kind, source event.Source, payload []byte, records int, err error) {
+	if err == nil {
+		err = r.put(ctx, &nats.Msg{Subject: bus.Subject(kind, source), Data: payload})
+	}
+	if err != nil {
+		r.dropped.Add(uint64(records))
+		r.log.Debug("records are lost", "kind", kind, "source", source.String(), "records", records, "err", err)
+	}
+}
+
+func (r *Records) put(ctx context.Context, msg *nats.Msg) error {
+	future, err := r.bus.PublishAsync(msg)
 	if err != nil {
 		return err
 	}

@@ -26,9 +26,10 @@ type KVConfig struct {
 	ElementBytes int
 	Ranks        int
 
+	Source  event.Source           // the connector's, in records
 	Hasher  event.Hasher           // names the blocks: engines' events do, a connector's LOADED must do it itself
 	Events  Publisher              // takes what the connector tells, a batch a step
-	Records func([]event.Transfer) // takes its records
+	Records func(event.Records)    // takes its records, and how much of each prompt was there
 	Stats   func(*connector.Stats) // takes its statistics, step by step; nil when there are none
 	Log     *slog.Logger
 }
@@ -61,6 +62,7 @@ func (c *KVConfig) Validate() error {
 type kv struct {
 	cfg     KVConfig
 	conn    *connector.Engine
+	asked   *connector.Asked   // its scheduler's half
 	memory  []device.Memory    // a rank
 	caches  []*connector.Cache // a rank
 	content hasher             // names contents: the same on every engine
@@ -105,6 +107,8 @@ func (e *Engine) Connect(cfg KVConfig) error {
 	if err != nil {
 		return errors.Join(err, k.close())
 	}
+	k.asked = connector.NewAsked(conn.Scheduler, e.cfg.BlockSize)
+	conn.Scheduler = k.asked
 	k.conn, e.kv = conn, k
 	return nil
 }
@@ -156,7 +160,7 @@ func (e *Engine) Pending() bool {
 // matched asks the connector what it can bring of a waiting request beyond the tokens that are cached here.
 func (e *Engine) matched(s *sequence, computed int) connector.Match {
 	if s.kv == nil {
-		s.kv = &connector.Request{ID: s.ID, Prompt: len(s.Prompt), LoRA: s.LoRA, Salt: s.Salt, Params: s.Params, TokenIDs: s.Prompt}
+		s.kv = &connector.Request{ID: s.ID, Prompt: len(s.Prompt), LoRA: s.LoRA, Salt: s.Salt, Session: s.Session, Tenant: s.Tenant, Params: s.Params, TokenIDs: s.Prompt}
 		e.kv.conn.Scheduler.NewRequest(s.kv)
 	}
 	s.kv.Tokens = s.tokens()
@@ -393,10 +397,7 @@ func (k *kv) tell(now event.Time) error {
 			return err
 		}
 	}
-	if records := k.conn.Scheduler.TakeRecords(); len(records) > 0 {
-		for i := range records {
-			records[i].Time = now
-		}
+	if records := k.asked.TakeAll(k.cfg.Source, now); records.Len() > 0 {
 		k.cfg.Records(records)
 	}
 	return nil

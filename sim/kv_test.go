@@ -96,6 +96,9 @@ type connected struct {
 	loaded  recorder // what decode engines' connectors told
 	mu      sync.Mutex
 	records []event.Transfer
+
+	lookups  []event.Lookup
+	requests []event.Request
 }
 
 // connect gives a fleet's engines connectors, and runs them until the test ends.
@@ -126,10 +129,11 @@ func connect(t *testing.T, f *fleet, factory *connector.Factory, name string, pr
 			cfg.Transfer.Extra["listen"] = []byte(`"127.0.0.1:0"`)
 		}
 		cfg.Stats = func(*connector.Stats) {}
-		cfg.Records = func(r []event.Transfer) {
+		cfg.Records = func(r event.Records) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			c.records = append(c.records, r...)
+			c.records = append(c.records, r.Transfers...)
+			c.lookups, c.requests = append(c.lookups, r.Lookups...), append(c.requests, r.Requests...)
 		}
 		if edit != nil {
 			edit(&cfg)
@@ -417,7 +421,7 @@ func TestConnectRefuses(t *testing.T) {
 	}
 	cfg := sim.DefaultKVConfig()
 	cfg.Factory, cfg.Log, cfg.Events = transports.Default(), slog.New(slog.NewTextHandler(io.Discard, nil)), &recorder{}
-	cfg.Records, cfg.Stats = func([]event.Transfer) {}, func(*connector.Stats) {}
+	cfg.Records, cfg.Stats = func(event.Records) {}, func(*connector.Stats) {}
 	cfg.Transfer = connector.DefaultConfig()
 	cfg.Transfer.Connector, cfg.Transfer.Role = "carrier pigeon", connector.Both
 	if err := f.engines[0].Connect(cfg); err == nil {

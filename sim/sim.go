@@ -35,6 +35,7 @@ type Request struct {
 	LoRA    string   // adapter name; part of every block's hash
 	Salt    string   // cache salt; part of the first block's hash, hence of every one's
 	Session string   // told in the STORED events that the request causes
+	Tenant  string   // told to the connector
 
 	// External says that the prompt's KV arrives by transfer from another engine (the decode role): its blocks are
 	// allocated at once, cached one step later, when they are loaded, and only the last token is computed.

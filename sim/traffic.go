@@ -161,12 +161,12 @@ func (c *conversations) turn(s *chat) Request {
 	s.history = appendTokens(s.history, question, 0, c.length(c.cfg.UserTokens), 0)
 	session := "chat-" + strconv.Itoa(s.serial)
 	r := Request{
-		ID: session + "-turn-" + strconv.Itoa(s.turn), Session: session, Output: c.length(c.cfg.OutputTokens),
+		ID: session + "-turn-" + strconv.Itoa(s.turn), Session: session, Tenant: "tenant-" + strconv.Itoa(s.tenant), Output: c.length(c.cfg.OutputTokens),
 		Prompt: s.history[:len(s.history):len(s.history)], // grows behind its end only
 	}
 	switch s.tenant % 3 {
 	case 1:
-		r.Salt = "tenant-" + strconv.Itoa(s.tenant)
+		r.Salt = r.Tenant
 	case 2:
 		r.LoRA = "adapter-" + strconv.Itoa(s.tenant)
 	}

@@ -198,6 +198,7 @@ type wireRequest struct {
 	LoRA     string            `json:"lora,omitempty"`
 	Salt     string            `json:"cache_salt,omitempty"`
 	Session  string            `json:"session,omitempty"`
+	Tenant   string            `json:"tenant,omitempty"`
 	Transfer *connector.Params `json:"kv_transfer_params,omitempty"`
 }
 
@@ -211,7 +212,7 @@ func (s engineAPI) request(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	answer, err := s.host.Do(r.Context(), sim.Request{
-		ID: in.ID, Prompt: in.Prompt, Output: in.Output, LoRA: in.LoRA, Salt: in.Salt, Session: in.Session, Params: in.Transfer,
+		ID: in.ID, Prompt: in.Prompt, Output: in.Output, LoRA: in.LoRA, Salt: in.Salt, Session: in.Session, Tenant: in.Tenant, Params: in.Transfer,
 	})
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusConflict)
@@ -281,7 +282,7 @@ func (e remoteEngine) Name() string { return e.name }
 // Do sends the request to the engine's process.
 func (e remoteEngine) Do(ctx context.Context, r sim.Request) (sim.Request, error) {
 	body, err := json.Marshal(wireRequest{
-		ID: r.ID, Prompt: r.Prompt, Output: r.Output, LoRA: r.LoRA, Salt: r.Salt, Session: r.Session, Transfer: r.Params,
+		ID: r.ID, Prompt: r.Prompt, Output: r.Output, LoRA: r.LoRA, Salt: r.Salt, Session: r.Session, Tenant: r.Tenant, Transfer: r.Params,
 	})
 	if err != nil {
 		return r, err

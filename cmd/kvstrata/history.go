@@ -168,7 +168,7 @@ func (s *stack) holdHistory(ctx context.Context, consumer *subscriber.Consumer) 
 	return err
 }
 
-// keepRecords hands the stream of transfer records to the writer until ctx ends.
+// keepRecords hands the stream of records to the writer until ctx ends.
 func (s *stack) keepRecords(ctx context.Context) error {
 	for {
 		behind, err := s.writer.ResumeRecords(ctx)
@@ -178,7 +178,7 @@ func (s *stack) keepRecords(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		s.app.log.Warn("transfer records are not kept for now; trying again", "err", err)
+		s.app.log.Warn("records are not kept for now; trying again", "err", err)
 		select {
 		case <-ctx.Done():
 		case <-time.After(500 * time.Millisecond):
@@ -199,12 +199,12 @@ func (s *stack) readRecords(ctx context.Context, behind event.Position) error {
 		if err != nil {
 			return err
 		}
-		records, err := event.UnmarshalTransfers(d.Data, d.Source)
+		records, err := d.Records()
 		if err != nil {
-			s.app.log.Warn("a message of transfer records can't be read; left out", "source", d.Source.String(), "stream_sequence", d.Sequence, "err", err)
+			s.app.log.Warn("a message of records can't be read; left out", "kind", d.Kind, "source", d.Source.String(), "stream_sequence", d.Sequence, "err", err)
 		}
 		at.Sequence = d.Sequence
-		if err := s.writer.Transfers(ctx, at, d.Stored, records); err != nil {
+		if err := s.writer.Records(ctx, at, d.Stored, records); err != nil {
 			return err
 		}
 		if err := d.Ack(); err != nil {

@@ -105,7 +105,7 @@ func (e *simEngine) connect(a *app, b *bus.Bus, metrics prometheus.Registerer, s
 	if err != nil {
 		return err
 	}
-	records := publisher.NewRecords(b, source, a.log)
+	records := publisher.NewRecords(b, a.log)
 	if err := metrics.Register(records.Collector(spec.Name)); err != nil {
 		return fmt.Errorf("register metrics of %s: %w", spec.Name, err)
 	}
@@ -115,7 +115,7 @@ func (e *simEngine) connect(a *app, b *bus.Bus, metrics prometheus.Registerer, s
 	}
 	kv := sim.DefaultKVConfig()
 	kv.Factory, kv.Transfer, kv.Model, kv.Log = transports.Default(), transfer, spec.Model, a.log
-	kv.Hasher, kv.Events, kv.Records, kv.Stats = event.NewHasher(spec.HashKey), events, records.Record, monitor.Observe
+	kv.Source, kv.Hasher, kv.Events, kv.Records, kv.Stats = source, event.NewHasher(spec.HashKey), events, records.Record, monitor.Observe
 	if err := e.Connect(kv); err != nil {
 		return fmt.Errorf("connector of %s: %w", spec.Name, err)
 	}

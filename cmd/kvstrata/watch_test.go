@@ -230,7 +230,7 @@ func (w *storeWorld) engine(name string, spec storeSpec, pool int) *sim.Host {
 	}
 	kv := sim.DefaultKVConfig()
 	kv.Factory, kv.Transfer, kv.Model, kv.Log = transports.Default(), transfer, storeModel, silent()
-	kv.Events, kv.Records, kv.Stats = events, func([]event.Transfer) {}, func(*connector.Stats) {}
+	kv.Events, kv.Records, kv.Stats = events, func(event.Records) {}, func(*connector.Stats) {}
 	if err := e.Connect(kv); err != nil {
 		w.t.Fatal(err)
 	}

@@ -1663,6 +1663,516 @@ func (x *Transfer) GetReason() string {
 	return ""
 }
 
+// Lookups is the payload of a message of kind `lookup`: records about one engine, in the order in which they came about.
+type Lookups struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lookups       []*Lookup              `protobuf:"bytes,1,rep,name=lookups,proto3" json:"lookups,omitempty"`
+	Requests      []*Request             `protobuf:"bytes,2,rep,name=requests,proto3" json:"requests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Lookups) Reset() {
+	*x = Lookups{}
+	mi := &file_event_eventpb_event_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Lookups) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Lookups) ProtoMessage() {}
+
+func (x *Lookups) ProtoReflect() protoreflect.Message {
+	mi := &file_event_eventpb_event_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Lookups.ProtoReflect.Descriptor instead.
+func (*Lookups) Descriptor() ([]byte, []int) {
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Lookups) GetLookups() []*Lookup {
+	if x != nil {
+		return x.Lookups
+	}
+	return nil
+}
+
+func (x *Lookups) GetRequests() []*Request {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
+// Lookup is one question of how much of a prompt is cached, and its answer.
+type Lookup struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Asker         uint32                 `protobuf:"varint,1,opt,name=asker,proto3" json:"asker,omitempty"` // 1 index 2 router 3 connector
+	Time          int64                  `protobuf:"varint,2,opt,name=time,proto3" json:"time,omitempty"`   // when it was answered: ns of Unix time, by the asker's clock
+	Request       string                 `protobuf:"bytes,3,opt,name=request,proto3" json:"request,omitempty"`
+	Session       string                 `protobuf:"bytes,4,opt,name=session,proto3" json:"session,omitempty"`
+	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	OneIn         uint32                 `protobuf:"varint,6,opt,name=one_in,json=oneIn,proto3" json:"one_in,omitempty"`             // of lookups like it, one in so many is told; 0 = 1
+	BlockSize     uint32                 `protobuf:"varint,7,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"` // tokens a block
+	Tokens        uint64                 `protobuf:"varint,8,opt,name=tokens,proto3" json:"tokens,omitempty"`                        // asked for
+	Prefix        uint64                 `protobuf:"fixed64,9,opt,name=prefix,proto3" json:"prefix,omitempty"`                       // prefix hash of the last whole block asked for; 0 = unknown
+	Shares        []*Share               `protobuf:"bytes,10,rep,name=shares,proto3" json:"shares,omitempty"`
+	Holders       uint32                 `protobuf:"varint,11,opt,name=holders,proto3" json:"holders,omitempty"` // engines that hold a part of it
+	Longest       uint64                 `protobuf:"varint,12,opt,name=longest,proto3" json:"longest,omitempty"` // tokens that the engine with the most of them has
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Lookup) Reset() {
+	*x = Lookup{}
+	mi := &file_event_eventpb_event_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Lookup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Lookup) ProtoMessage() {}
+
+func (x *Lookup) ProtoReflect() protoreflect.Message {
+	mi := &file_event_eventpb_event_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Lookup.ProtoReflect.Descriptor instead.
+func (*Lookup) Descriptor() ([]byte, []int) {
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Lookup) GetAsker() uint32 {
+	if x != nil {
+		return x.Asker
+	}
+	return 0
+}
+
+func (x *Lookup) GetTime() int64 {
+	if x != nil {
+		return x.Time
+	}
+	return 0
+}
+
+func (x *Lookup) GetRequest() string {
+	if x != nil {
+		return x.Request
+	}
+	return ""
+}
+
+func (x *Lookup) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *Lookup) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Lookup) GetOneIn() uint32 {
+	if x != nil {
+		return x.OneIn
+	}
+	return 0
+}
+
+func (x *Lookup) GetBlockSize() uint32 {
+	if x != nil {
+		return x.BlockSize
+	}
+	return 0
+}
+
+func (x *Lookup) GetTokens() uint64 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
+func (x *Lookup) GetPrefix() uint64 {
+	if x != nil {
+		return x.Prefix
+	}
+	return 0
+}
+
+func (x *Lookup) GetShares() []*Share {
+	if x != nil {
+		return x.Shares
+	}
+	return nil
+}
+
+func (x *Lookup) GetHolders() uint32 {
+	if x != nil {
+		return x.Holders
+	}
+	return 0
+}
+
+func (x *Lookup) GetLongest() uint64 {
+	if x != nil {
+		return x.Longest
+	}
+	return 0
+}
+
+// Share is what one tier serves of a lookup.
+type Share struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tier          string                 `protobuf:"bytes,1,opt,name=tier,proto3" json:"tier,omitempty"`
+	Tokens        uint64                 `protobuf:"varint,2,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Share) Reset() {
+	*x = Share{}
+	mi := &file_event_eventpb_event_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Share) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Share) ProtoMessage() {}
+
+func (x *Share) ProtoReflect() protoreflect.Message {
+	mi := &file_event_eventpb_event_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Share.ProtoReflect.Descriptor instead.
+func (*Share) Descriptor() ([]byte, []int) {
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Share) GetTier() string {
+	if x != nil {
+		return x.Tier
+	}
+	return ""
+}
+
+func (x *Share) GetTokens() uint64 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
+// Request is one request that an engine is done with.
+type Request struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Time          int64                  `protobuf:"varint,1,opt,name=time,proto3" json:"time,omitempty"` // when it ended: ns of Unix time, by the engine's clock
+	Request       string                 `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	Session       string                 `protobuf:"bytes,3,opt,name=session,proto3" json:"session,omitempty"`
+	Tenant        string                 `protobuf:"bytes,4,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Prompt        uint64                 `protobuf:"varint,5,opt,name=prompt,proto3" json:"prompt,omitempty"`     // tokens
+	Output        uint64                 `protobuf:"varint,6,opt,name=output,proto3" json:"output,omitempty"`     // tokens generated
+	Cached        uint64                 `protobuf:"varint,7,opt,name=cached,proto3" json:"cached,omitempty"`     // tokens of the prompt that the engine had when it began
+	External      uint64                 `protobuf:"varint,8,opt,name=external,proto3" json:"external,omitempty"` // tokens that were to be loaded from outside
+	End           uint32                 `protobuf:"varint,9,opt,name=end,proto3" json:"end,omitempty"`           // 1 stopped 2 length 3 aborted 4 load_error
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Request) Reset() {
+	*x = Request{}
+	mi := &file_event_eventpb_event_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Request) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Request) ProtoMessage() {}
+
+func (x *Request) ProtoReflect() protoreflect.Message {
+	mi := &file_event_eventpb_event_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Request.ProtoReflect.Descriptor instead.
+func (*Request) Descriptor() ([]byte, []int) {
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Request) GetTime() int64 {
+	if x != nil {
+		return x.Time
+	}
+	return 0
+}
+
+func (x *Request) GetRequest() string {
+	if x != nil {
+		return x.Request
+	}
+	return ""
+}
+
+func (x *Request) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *Request) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Request) GetPrompt() uint64 {
+	if x != nil {
+		return x.Prompt
+	}
+	return 0
+}
+
+func (x *Request) GetOutput() uint64 {
+	if x != nil {
+		return x.Output
+	}
+	return 0
+}
+
+func (x *Request) GetCached() uint64 {
+	if x != nil {
+		return x.Cached
+	}
+	return 0
+}
+
+func (x *Request) GetExternal() uint64 {
+	if x != nil {
+		return x.External
+	}
+	return 0
+}
+
+func (x *Request) GetEnd() uint32 {
+	if x != nil {
+		return x.End
+	}
+	return 0
+}
+
+// Samples is the payload of a message of kind `gpu`: what an engine's devices were at, in the order of time.
+type Samples struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Samples       []*Sample              `protobuf:"bytes,1,rep,name=samples,proto3" json:"samples,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Samples) Reset() {
+	*x = Samples{}
+	mi := &file_event_eventpb_event_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Samples) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Samples) ProtoMessage() {}
+
+func (x *Samples) ProtoReflect() protoreflect.Message {
+	mi := &file_event_eventpb_event_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Samples.ProtoReflect.Descriptor instead.
+func (*Samples) Descriptor() ([]byte, []int) {
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Samples) GetSamples() []*Sample {
+	if x != nil {
+		return x.Samples
+	}
+	return nil
+}
+
+// Sample is the state of one device at one moment; what is not known is 0.
+type Sample struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Time          int64                  `protobuf:"varint,1,opt,name=time,proto3" json:"time,omitempty"`                               // ns of Unix time
+	Device        string                 `protobuf:"bytes,2,opt,name=device,proto3" json:"device,omitempty"`                            // its UUID
+	MemoryUsed    uint64                 `protobuf:"varint,3,opt,name=memory_used,json=memoryUsed,proto3" json:"memory_used,omitempty"` // bytes
+	MemoryTotal   uint64                 `protobuf:"varint,4,opt,name=memory_total,json=memoryTotal,proto3" json:"memory_total,omitempty"`
+	Busy          uint32                 `protobuf:"varint,5,opt,name=busy,proto3" json:"busy,omitempty"`                                     // percent of the time in which a kernel ran
+	MemoryBusy    uint32                 `protobuf:"varint,6,opt,name=memory_busy,json=memoryBusy,proto3" json:"memory_busy,omitempty"`       // percent of the time in which memory was read or written
+	Power         uint64                 `protobuf:"varint,7,opt,name=power,proto3" json:"power,omitempty"`                                   // mW
+	Temperature   uint32                 `protobuf:"varint,8,opt,name=temperature,proto3" json:"temperature,omitempty"`                       // degrees Celsius
+	PcieReceived  uint64                 `protobuf:"varint,9,opt,name=pcie_received,json=pcieReceived,proto3" json:"pcie_received,omitempty"` // bytes a second
+	PcieSent      uint64                 `protobuf:"varint,10,opt,name=pcie_sent,json=pcieSent,proto3" json:"pcie_sent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Sample) Reset() {
+	*x = Sample{}
+	mi := &file_event_eventpb_event_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Sample) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Sample) ProtoMessage() {}
+
+func (x *Sample) ProtoReflect() protoreflect.Message {
+	mi := &file_event_eventpb_event_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Sample.ProtoReflect.Descriptor instead.
+func (*Sample) Descriptor() ([]byte, []int) {
+	return file_event_eventpb_event_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Sample) GetTime() int64 {
+	if x != nil {
+		return x.Time
+	}
+	return 0
+}
+
+func (x *Sample) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *Sample) GetMemoryUsed() uint64 {
+	if x != nil {
+		return x.MemoryUsed
+	}
+	return 0
+}
+
+func (x *Sample) GetMemoryTotal() uint64 {
+	if x != nil {
+		return x.MemoryTotal
+	}
+	return 0
+}
+
+func (x *Sample) GetBusy() uint32 {
+	if x != nil {
+		return x.Busy
+	}
+	return 0
+}
+
+func (x *Sample) GetMemoryBusy() uint32 {
+	if x != nil {
+		return x.MemoryBusy
+	}
+	return 0
+}
+
+func (x *Sample) GetPower() uint64 {
+	if x != nil {
+		return x.Power
+	}
+	return 0
+}
+
+func (x *Sample) GetTemperature() uint32 {
+	if x != nil {
+		return x.Temperature
+	}
+	return 0
+}
+
+func (x *Sample) GetPcieReceived() uint64 {
+	if x != nil {
+		return x.PcieReceived
+	}
+	return 0
+}
+
+func (x *Sample) GetPcieSent() uint64 {
+	if x != nil {
+		return x.PcieSent
+	}
+	return 0
+}
+
 var File_event_eventpb_event_proto protoreflect.FileDescriptor
 
 const file_event_eventpb_event_proto_rawDesc = "" +
@@ -1843,7 +2353,54 @@ const file_event_eventpb_event_proto_rawDesc = "" +
 	"\x06pieces\x18\v \x01(\x04R\x06pieces\x12\x1a\n" +
 	"\bduration\x18\f \x01(\x04R\bduration\x12\x12\n" +
 	"\x04post\x18\r \x01(\x04R\x04post\x12\x16\n" +
-	"\x06reason\x18\x0e \x01(\tR\x06reasonB\x18Z\x16kvstrata/event/eventpbb\x06proto3"
+	"\x06reason\x18\x0e \x01(\tR\x06reason\"v\n" +
+	"\aLookups\x123\n" +
+	"\alookups\x18\x01 \x03(\v2\x19.kvstrata.event.v1.LookupR\alookups\x126\n" +
+	"\brequests\x18\x02 \x03(\v2\x1a.kvstrata.event.v1.RequestR\brequests\"\xca\x02\n" +
+	"\x06Lookup\x12\x14\n" +
+	"\x05asker\x18\x01 \x01(\rR\x05asker\x12\x12\n" +
+	"\x04time\x18\x02 \x01(\x03R\x04time\x12\x18\n" +
+	"\arequest\x18\x03 \x01(\tR\arequest\x12\x18\n" +
+	"\asession\x18\x04 \x01(\tR\asession\x12\x16\n" +
+	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x15\n" +
+	"\x06one_in\x18\x06 \x01(\rR\x05oneIn\x12\x1d\n" +
+	"\n" +
+	"block_size\x18\a \x01(\rR\tblockSize\x12\x16\n" +
+	"\x06tokens\x18\b \x01(\x04R\x06tokens\x12\x16\n" +
+	"\x06prefix\x18\t \x01(\x06R\x06prefix\x120\n" +
+	"\x06shares\x18\n" +
+	" \x03(\v2\x18.kvstrata.event.v1.ShareR\x06shares\x12\x18\n" +
+	"\aholders\x18\v \x01(\rR\aholders\x12\x18\n" +
+	"\alongest\x18\f \x01(\x04R\alongest\"3\n" +
+	"\x05Share\x12\x12\n" +
+	"\x04tier\x18\x01 \x01(\tR\x04tier\x12\x16\n" +
+	"\x06tokens\x18\x02 \x01(\x04R\x06tokens\"\xdf\x01\n" +
+	"\aRequest\x12\x12\n" +
+	"\x04time\x18\x01 \x01(\x03R\x04time\x12\x18\n" +
+	"\arequest\x18\x02 \x01(\tR\arequest\x12\x18\n" +
+	"\asession\x18\x03 \x01(\tR\asession\x12\x16\n" +
+	"\x06tenant\x18\x04 \x01(\tR\x06tenant\x12\x16\n" +
+	"\x06prompt\x18\x05 \x01(\x04R\x06prompt\x12\x16\n" +
+	"\x06output\x18\x06 \x01(\x04R\x06output\x12\x16\n" +
+	"\x06cached\x18\a \x01(\x04R\x06cached\x12\x1a\n" +
+	"\bexternal\x18\b \x01(\x04R\bexternal\x12\x10\n" +
+	"\x03end\x18\t \x01(\rR\x03end\">\n" +
+	"\aSamples\x123\n" +
+	"\asamples\x18\x01 \x03(\v2\x19.kvstrata.event.v1.SampleR\asamples\"\xa7\x02\n" +
+	"\x06Sample\x12\x12\n" +
+	"\x04time\x18\x01 \x01(\x03R\x04time\x12\x16\n" +
+	"\x06device\x18\x02 \x01(\tR\x06device\x12\x1f\n" +
+	"\vmemory_used\x18\x03 \x01(\x04R\n" +
+	"memoryUsed\x12!\n" +
+	"\fmemory_total\x18\x04 \x01(\x04R\vmemoryTotal\x12\x12\n" +
+	"\x04busy\x18\x05 \x01(\rR\x04busy\x12\x1f\n" +
+	"\vmemory_busy\x18\x06 \x01(\rR\n" +
+	"memoryBusy\x12\x14\n" +
+	"\x05power\x18\a \x01(\x04R\x05power\x12 \n" +
+	"\vtemperature\x18\b \x01(\rR\vtemperature\x12#\n" +
+	"\rpcie_received\x18\t \x01(\x04R\fpcieReceived\x12\x1b\n" +
+	"\tpcie_sent\x18\n" +
+	" \x01(\x04R\bpcieSentB\x18Z\x16kvstrata/event/eventpbb\x06proto3"
 
 var (
 	file_event_eventpb_event_proto_rawDescOnce sync.Once
@@ -1857,7 +2414,7 @@ func file_event_eventpb_event_proto_rawDescGZIP() []byte {
 	return file_event_eventpb_event_proto_rawDescData
 }
 
-var file_event_eventpb_event_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_event_eventpb_event_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_event_eventpb_event_proto_goTypes = []any{
 	(*Batches)(nil),          // 0: kvstrata.event.v1.Batches
 	(*Ledger)(nil),           // 1: kvstrata.event.v1.Ledger
@@ -1872,6 +2429,12 @@ var file_event_eventpb_event_proto_goTypes = []any{
 	(*Entries)(nil),          // 10: kvstrata.event.v1.Entries
 	(*Transfers)(nil),        // 11: kvstrata.event.v1.Transfers
 	(*Transfer)(nil),         // 12: kvstrata.event.v1.Transfer
+	(*Lookups)(nil),          // 13: kvstrata.event.v1.Lookups
+	(*Lookup)(nil),           // 14: kvstrata.event.v1.Lookup
+	(*Share)(nil),            // 15: kvstrata.event.v1.Share
+	(*Request)(nil),          // 16: kvstrata.event.v1.Request
+	(*Samples)(nil),          // 17: kvstrata.event.v1.Samples
+	(*Sample)(nil),           // 18: kvstrata.event.v1.Sample
 }
 var file_event_eventpb_event_proto_depIdxs = []int32{
 	2,  // 0: kvstrata.event.v1.Ledger.holes:type_name -> kvstrata.event.v1.Hole
@@ -1886,11 +2449,15 @@ var file_event_eventpb_event_proto_depIdxs = []int32{
 	3,  // 9: kvstrata.event.v1.CheckpointHeader.groups:type_name -> kvstrata.event.v1.Group
 	6,  // 10: kvstrata.event.v1.CheckpointHeader.past_lives:type_name -> kvstrata.event.v1.PastLife
 	12, // 11: kvstrata.event.v1.Transfers.transfers:type_name -> kvstrata.event.v1.Transfer
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	14, // 12: kvstrata.event.v1.Lookups.lookups:type_name -> kvstrata.event.v1.Lookup
+	16, // 13: kvstrata.event.v1.Lookups.requests:type_name -> kvstrata.event.v1.Request
+	15, // 14: kvstrata.event.v1.Lookup.shares:type_name -> kvstrata.event.v1.Share
+	18, // 15: kvstrata.event.v1.Samples.samples:type_name -> kvstrata.event.v1.Sample
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_event_eventpb_event_proto_init() }
@@ -1904,7 +2471,7 @@ func file_event_eventpb_event_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_event_eventpb_event_proto_rawDesc), len(file_event_eventpb_event_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -244,8 +244,8 @@ func (r *round) deliveries(number uint64) []delivery {
 	for name, m := range r.marks {
 		p.add(name.Tokens(), number, now, r.at, m)
 	}
-	for _, t := range r.transfers {
-		list = append(list, delivery{table: "transfers", rows: t.len(), columns: t.columns})
+	for _, day := range r.told {
+		list = append(list, day.deliveries()...)
 	}
 	return append(
 		list,
@@ -367,14 +367,13 @@ func (w *Writer) say(what string, err error) {
 type standing struct {
 	committed   committed
 	sources     map[event.Source]*sourceState
-	skipRecords map[event.Time]uint64
+	skipRecords recordSkips
 }
 
 // readProgress reads the last round's place, and what each table holds beyond it.
 func readProgress(ctx context.Context, conn clickhouse.Conn) (*standing, error) {
 	s := &standing{
 		sources: make(map[event.Source]*sourceState), committed: committed{marks: make(map[event.Source]mark)},
-		skipRecords: make(map[event.Time]uint64),
 	}
 	rows, err := conn.Query(ctx, `SELECT source, round, stream_name, stream, stream_seq, fence, epoch, started, seq, digest FROM progress FINAL`)
 	if err != nil {

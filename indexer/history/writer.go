@@ -105,8 +105,8 @@ type round struct {
 	loads     loadRows
 	ledger    ledgerRows
 	snapshots []*snapshotRows
-	transfers []*transferRows // a day each
-	oldest    time.Time       // committed time of the first row
+	told      []*recordRows // rows of records, a day each
+	oldest    time.Time     // committed time of the first row
 	marks     map[event.Source]mark
 	at        event.Position
 	records   event.Position
@@ -123,8 +123,8 @@ func newRound() *round {
 // rows counts the rows of a round.
 func (r *round) rows() int {
 	n := r.dated()
-	for _, t := range r.transfers {
-		n += t.len()
+	for _, day := range r.told {
+		n += day.len()
 	}
 	return n
 }

@@ -151,6 +151,104 @@ TTL toDate(committed) + INTERVAL 30 DAY
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000;
 -- +goose StatementEnd
 
+-- A row a lookup: how much of a prompt was cached, as an index expected it, or as an engine found it. The source is the engine that the
+-- prompt went to, of the index the one with the most of it; without an instance: none had any.
+-- +goose StatementBegin
+CREATE TABLE IF NOT EXISTS lookups
+(
+    committed   DateTime64(6, 'UTC') CODEC(Delta, ZSTD(1)),
+    source_time DateTime64(6, 'UTC') COMMENT 'when it was answered, by the asker''s clock' CODEC(Delta, ZSTD(1)),
+    stream      Int64 CODEC(ZSTD(1)),
+    stream_seq  UInt64 CODEC(Delta, ZSTD(1)),
+    rec         UInt32 COMMENT 'ordinal of the record in its message' CODEC(T64, ZSTD(1)),
+    source      LowCardinality(String) CODEC(ZSTD(1)),
+    asker       LowCardinality(String) COMMENT 'index, router or connector' CODEC(ZSTD(1)),
+    request     String COMMENT 'empty = not told' CODEC(ZSTD(1)),
+    session     String CODEC(ZSTD(1)),
+    tenant      LowCardinality(String) CODEC(ZSTD(1)),
+    one_in      UInt32 COMMENT 'of lookups like it, one in so many is told' CODEC(T64, ZSTD(1)),
+    block_size  UInt32 COMMENT 'tokens a block; 0 = unknown' CODEC(T64, ZSTD(1)),
+    tokens      UInt64 COMMENT 'asked for' CODEC(T64, ZSTD(1)),
+    prefix      UInt64 COMMENT 'of the last whole block asked for; 0 = unknown' CODEC(ZSTD(1)),
+    gpu_tokens  UInt64 COMMENT 'each token in its warmest tier' CODEC(T64, ZSTD(1)),
+    cpu_tokens  UInt64 CODEC(T64, ZSTD(1)),
+    disk_tokens UInt64 CODEC(T64, ZSTD(1)),
+    external_tokens UInt64 COMMENT 'in stores and other tiers' CODEC(T64, ZSTD(1)),
+    holders     UInt32 COMMENT 'engines that have a part of it' CODEC(T64, ZSTD(1)),
+    longest     UInt64 COMMENT 'tokens that the engine with the most of them has' CODEC(T64, ZSTD(1)),
+    matched     UInt64 ALIAS gpu_tokens + cpu_tokens + disk_tokens + external_tokens,
+    model       String ALIAS decodeURLComponent(splitByChar('.', source)[2]),
+    instance    String ALIAS decodeURLComponent(splitByChar('.', source)[3]),
+    INDEX by_request request TYPE bloom_filter(0.01) GRANULARITY 4,
+    INDEX by_stream (stream, stream_seq) TYPE minmax GRANULARITY 1
+)
+ENGINE = MergeTree
+PARTITION BY toDate(committed)
+ORDER BY (source, committed, stream_seq, rec)
+TTL toDate(committed) + INTERVAL 30 DAY
+SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000;
+-- +goose StatementEnd
+
+-- A row a request that an engine is done with, as its connector knows it.
+-- +goose StatementBegin
+CREATE TABLE IF NOT EXISTS requests
+(
+    committed   DateTime64(6, 'UTC') CODEC(Delta, ZSTD(1)),
+    source_time DateTime64(6, 'UTC') COMMENT 'when it ended, by the engine''s clock' CODEC(Delta, ZSTD(1)),
+    stream      Int64 CODEC(ZSTD(1)),
+    stream_seq  UInt64 CODEC(Delta, ZSTD(1)),
+    rec         UInt32 COMMENT 'ordinal of the record in its message' CODEC(T64, ZSTD(1)),
+    source      LowCardinality(String) CODEC(ZSTD(1)),
+    request     String CODEC(ZSTD(1)),
+    session     String COMMENT 'empty = not told' CODEC(ZSTD(1)),
+    tenant      LowCardinality(String) CODEC(ZSTD(1)),
+    prompt      UInt64 COMMENT 'tokens' CODEC(T64, ZSTD(1)),
+    output      UInt64 COMMENT 'tokens generated' CODEC(T64, ZSTD(1)),
+    cached      UInt64 COMMENT 'tokens of the prompt that the engine had when it began' CODEC(T64, ZSTD(1)),
+    external    UInt64 COMMENT 'tokens that were to be loaded from outside' CODEC(T64, ZSTD(1)),
+    ended       LowCardinality(String) COMMENT 'stopped, length, aborted or load_error' CODEC(ZSTD(1)),
+    model       String ALIAS decodeURLComponent(splitByChar('.', source)[2]),
+    instance    String ALIAS decodeURLComponent(splitByChar('.', source)[3]),
+    INDEX by_request request TYPE bloom_filter(0.01) GRANULARITY 4,
+    INDEX by_stream (stream, stream_seq) TYPE minmax GRANULARITY 1
+)
+ENGINE = MergeTree
+PARTITION BY toDate(committed)
+ORDER BY (source, committed, stream_seq, rec)
+TTL toDate(committed) + INTERVAL 30 DAY
+SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000;
+-- +goose StatementEnd
+
+-- A row a sample of a device; what is not known is 0.
+-- +goose StatementBegin
+CREATE TABLE IF NOT EXISTS gpu_samples
+(
+    committed   DateTime64(6, 'UTC') CODEC(Delta, ZSTD(1)),
+    source_time DateTime64(6, 'UTC') COMMENT 'by the sampler''s clock' CODEC(Delta, ZSTD(1)),
+    stream      Int64 CODEC(ZSTD(1)),
+    stream_seq  UInt64 CODEC(Delta, ZSTD(1)),
+    rec         UInt32 COMMENT 'ordinal of the record in its message' CODEC(T64, ZSTD(1)),
+    source      LowCardinality(String) CODEC(ZSTD(1)),
+    device      LowCardinality(String) COMMENT 'UUID' CODEC(ZSTD(1)),
+    memory_used UInt64 COMMENT 'bytes' CODEC(T64, ZSTD(1)),
+    memory_total UInt64 CODEC(T64, ZSTD(1)),
+    busy        UInt32 COMMENT 'percent of the time in which a kernel ran' CODEC(T64, ZSTD(1)),
+    memory_busy UInt32 COMMENT 'percent of the time in which memory was read or written' CODEC(T64, ZSTD(1)),
+    power_mw    UInt64 CODEC(T64, ZSTD(1)),
+    temperature UInt32 COMMENT 'degrees Celsius' CODEC(T64, ZSTD(1)),
+    pcie_received UInt64 COMMENT 'bytes a second' CODEC(T64, ZSTD(1)),
+    pcie_sent   UInt64 CODEC(T64, ZSTD(1)),
+    model       String ALIAS decodeURLComponent(splitByChar('.', source)[2]),
+    instance    String ALIAS decodeURLComponent(splitByChar('.', source)[3]),
+    INDEX by_stream (stream, stream_seq) TYPE minmax GRANULARITY 1
+)
+ENGINE = MergeTree
+PARTITION BY toDate(committed)
+ORDER BY (source, committed, stream_seq, rec)
+TTL toDate(committed) + INTERVAL 30 DAY
+SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000;
+-- +goose StatementEnd
+
 -- +goose StatementBegin
 CREATE TABLE IF NOT EXISTS ledger
 (
@@ -227,6 +325,9 @@ SETTINGS non_replicated_deduplication_window = 1000;
 DROP TABLE IF EXISTS progress;
 DROP TABLE IF EXISTS snapshots;
 DROP TABLE IF EXISTS ledger;
+DROP TABLE IF EXISTS gpu_samples;
+DROP TABLE IF EXISTS requests;
+DROP TABLE IF EXISTS lookups;
 DROP TABLE IF EXISTS transfers;
 DROP TABLE IF EXISTS loads;
 DROP TABLE IF EXISTS chains;

@@ -3,6 +3,7 @@ package history_test
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,7 +17,7 @@ import (
 type recordMessage struct {
 	at     event.Position
 	stored event.Time
-	list   []event.Transfer
+	list   event.Records
 }
 
 // recordStream makes messages of records, some without any, that cross midnight.
@@ -27,10 +28,30 @@ func recordStream(w *world, created event.Time, n int) (made []recordMessage) {
 			at: event.Position{Stream: "KV_RECORDS", Created: created, Sequence: uint64(i + 1)}, stored: event.UnixTime(w.now),
 		}
 		for range w.IntN(4) {
-			m.list = append(m.list, event.Transfer{
+			m.list.Transfers = append(m.list.Transfers, event.Transfer{
 				Source: w.pubs[w.IntN(len(w.pubs))].source, Kind: event.TransferKind(1 + w.IntN(4)), Time: m.stored - event.Time(w.IntN(1e9)),
 				Transport: "tcp", Request: "r'\\", Peer: "p", From: event.GPU, To: event.CPU, Blocks: w.Uint32N(100), Ranks: 2, Bytes: w.Uint64N(1e12),
 				Pieces: w.Uint64N(1e6), Duration: time.Duration(w.IntN(1e9)), Post: time.Duration(w.IntN(1e6)), Reason: "no lease",
+			})
+		}
+		for range w.IntN(3) {
+			source := w.pubs[w.IntN(len(w.pubs))].source
+			m.list.Lookups = append(m.list.Lookups, event.Lookup{
+				Source: source, Asker: event.Asker(1 + w.IntN(3)), Time: m.stored - 5, Request: "q'\\", Session: "s", Tenant: "t", OneIn: 1 + w.Uint32N(9),
+				BlockSize: 16, Tokens: w.Uint64N(1e6), Prefix: event.PrefixHash(w.Uint64()), Holders: w.Uint32N(9), Longest: w.Uint64N(1e6),
+				Shares: []event.Share{{Tier: event.GPU, Tokens: w.Uint64N(1e6)}, {Tier: event.CPU, Tokens: 2}, {Tier: event.Disk, Tokens: 3}, {Tier: event.External, Tokens: 4}, {Tier: "TAPE", Tokens: 5}},
+			})
+			if w.IntN(2) == 0 {
+				m.list.Requests = append(m.list.Requests, event.Request{
+					Source: source, Time: m.stored - 6, Request: "q", Session: "s\t", Tenant: "t", Prompt: w.Uint64N(1e6), Output: w.Uint64N(1e6), Cached: 7, External: 8,
+					End: event.RequestEnd(1 + w.IntN(4)),
+				})
+			}
+		}
+		if w.IntN(5) == 0 {
+			m.list.Samples = append(m.list.Samples, event.Sample{
+				Source: w.pubs[0].source, Time: m.stored - 7, Device: "GPU-0", MemoryUsed: w.Uint64(), MemoryTotal: 2, Busy: 3, MemoryBusy: 4, Power: 5, Temperature: 6,
+				PCIeReceived: 7, PCIeSent: 8,
 			})
 		}
 		made = append(made, m)
@@ -38,21 +59,44 @@ func recordStream(w *world, created event.Time, n int) (made []recordMessage) {
 	return made
 }
 
-func transferLines(m recordMessage) (lines []string) {
-	for i, t := range m.list {
-		lines = append(lines, spaced(t.Source.Tokens(), m.at.Created, m.at.Sequence, i, t.Kind, t.Transport, t.Request, t.Peer, t.From, t.To, t.Blocks,
-			t.Ranks, t.Bytes, t.Pieces, t.Duration.Microseconds(), t.Post.Microseconds(), t.Reason, t.Time/1000, m.stored/1000))
+func recordLines(m recordMessage) (lines []string) {
+	at := func(table string, source event.Source, i int, told event.Time) string {
+		return spaced(table, source.Tokens(), m.at.Created, m.at.Sequence, i, told/1000, m.stored/1000)
+	}
+	for i, l := range m.list.Lookups {
+		lines = append(lines, spaced(at("lookups", l.Source, i, l.Time), l.Asker, l.Request, l.Session, l.Tenant, l.OneIn, l.BlockSize, l.Tokens, uint64(l.Prefix),
+			l.Shares[0].Tokens, 2, 3, 9, l.Holders, l.Longest, l.Shares[0].Tokens+14))
+	}
+	for i, q := range m.list.Requests {
+		lines = append(lines, spaced(at("requests", q.Source, i, q.Time), q.Request, q.Session, q.Tenant, q.Prompt, q.Output, q.Cached, q.External, q.End))
+	}
+	for i, s := range m.list.Samples {
+		lines = append(lines, spaced(at("gpu_samples", s.Source, i, s.Time), s.Device, s.MemoryUsed, 2, 3, 4, 5, 6, 7, 8))
+	}
+	for i, t := range m.list.Transfers {
+		lines = append(lines, spaced(at("transfers", t.Source, i, t.Time), t.Kind, t.Transport, t.Request, t.Peer, t.From, t.To, t.Blocks,
+			t.Ranks, t.Bytes, t.Pieces, t.Duration.Microseconds(), t.Post.Microseconds(), t.Reason))
 	}
 	return lines
 }
 
-const transferLine = `SELECT concat(source, ' ', stream, ' ', stream_seq, ' ', rec, ' ', kind, ' ', transport, ' ', request, ' ', peer, ' ', from_tier, ' ',
-  to_tier, ' ', blocks, ' ', ranks, ' ', bytes, ' ', pieces, ' ', duration_us, ' ', post_us, ' ', reason, ' ',
-  toUnixTimestamp64Micro(source_time), ' ', toUnixTimestamp64Micro(committed)) FROM transfers`
+// recordColumns are what a line of each table tells beside its place.
+var recordColumns = map[string]string{
+	"transfers": "kind, transport, request, peer, from_tier, to_tier, blocks, ranks, bytes, pieces, duration_us, post_us, reason",
+	"lookups": "asker, request, session, tenant, one_in, block_size, tokens, prefix, gpu_tokens, cpu_tokens, disk_tokens, external_tokens, holders, " +
+		"longest, matched",
+	"requests":    "request, session, tenant, prompt, output, cached, external, ended",
+	"gpu_samples": "device, memory_used, memory_total, busy, memory_busy, power_mw, temperature, pcie_received, pcie_sent",
+}
 
-func transfersOf(t *testing.T, e *engine) (lines []string) {
+func recordsOf(t *testing.T, e *engine) (lines []string) {
 	t.Helper()
-	rows, err := connect(t, e.config()).Query(t.Context(), transferLine)
+	var selects []string
+	for table, columns := range recordColumns {
+		selects = append(selects, "SELECT concatWithSeparator(' ', '"+table+"', source, stream, stream_seq, rec, toUnixTimestamp64Micro(source_time), "+
+			"toUnixTimestamp64Micro(committed), "+columns+") FROM "+table)
+	}
+	rows, err := connect(t, e.config()).Query(t.Context(), strings.Join(selects, " UNION ALL "))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +116,7 @@ func transfersOf(t *testing.T, e *engine) (lines []string) {
 }
 
 // Whatever is killed, lost or delivered again, beside events: each record is kept once.
-func TestTransfersAreKeptOnce(t *testing.T) {
+func TestRecordsAreKeptOnce(t *testing.T) {
 	e := startEngine(t)
 	seed := uint64(time.Now().UnixNano())
 	if *oneSeed != 0 {
@@ -89,10 +133,10 @@ func TestTransfersAreKeptOnce(t *testing.T) {
 	}
 	var want []string
 	for _, m := range messages {
-		want = append(want, transferLines(m)...)
+		want = append(want, recordLines(m)...)
 	}
 	slices.Sort(want)
-	if diff := cmp.Diff(want, transfersOf(t, e)); diff != "" {
+	if diff := cmp.Diff(want, recordsOf(t, e)); diff != "" {
 		t.Errorf("%s\nagain with -history.seed=%d", diff, seed)
 	}
 }
@@ -126,11 +170,11 @@ func (r *reading) handOver(ctx context.Context, w *history.Writer, kill func(), 
 		}
 		if r.draw(10) == 0 && i > 0 && messages[begin+i-1].at.SameStream(m.at) { // delivered again
 			before := messages[begin+i-1]
-			if w.Transfers(ctx, before.at, before.stored, before.list) != nil {
+			if w.Records(ctx, before.at, before.stored, before.list) != nil {
 				return false
 			}
 		}
-		if w.Transfers(ctx, m.at, m.stored, m.list) != nil {
+		if w.Records(ctx, m.at, m.stored, m.list) != nil {
 			return false
 		}
 		if r.draw(4) == 0 { // rows of another day, and none of records
