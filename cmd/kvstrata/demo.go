@@ -169,7 +169,7 @@ func (c *demoCmd) Run(a *app) (err error) {
 
 // addRoles adds every role to this process, but for the subscriber, which needs the engines' addresses.
 func (c *demoCmd) addRoles(s *stack, dir string) error {
-	if err := s.addPrefix(c.HashKey, shareFlags{}); err != nil {
+	if err := s.addPrefix(c.HashKey, shareFlags{Told: 1}); err != nil {
 		return err
 	}
 	if err := s.addHistory(c.historyFlags, dir, nil); err != nil {
@@ -299,7 +299,7 @@ func lookedUp(arrivals iter.Seq2[sim.Arrival, error], index *prefix.Index) iter.
 		for a, err := range arrivals {
 			if err == nil && len(a.Request.Prompt) > 0 {
 				// A model is unknown until its first event: nothing can be asked of it yet.
-				_, _ = index.Lookup(&prefix.Request{Model: demoModel, Tokens: a.Request.Prompt, LoRA: a.Request.LoRA, Salt: a.Request.Salt})
+				_, _ = index.Lookup(&prefix.Request{Model: demoModel, Tokens: a.Request.Prompt, LoRA: a.Request.LoRA, Salt: a.Request.Salt, ID: a.Request.ID, Session: a.Request.Session, Tenant: a.Request.Tenant})
 			}
 			if !yield(a, err) {
 				return

@@ -50,13 +50,24 @@ func TestWatchTellsWhatWaits(t *testing.T) {
 	}
 }
 
-// Transfer records come from their stream into history, once, whenever its process is killed.
-func TestTransferRecordsAreKept(t *testing.T) {
+// Records come from their stream into history, once, whenever its process is killed.
+func TestRecordsAreKept(t *testing.T) {
 	source := event.Source{Cluster: event.DefaultCluster, Model: "m", Instance: "e", Origin: event.Connector}
 	payload, err := event.MarshalTransfers([]event.Transfer{
 		{Kind: event.TransferLoaded, Transport: "tcp", From: event.CPU, To: event.GPU, Blocks: 4, Ranks: 1, Bytes: 4096, Pieces: 2},
 		{Kind: event.LeaseExpired, Transport: "tcp", Blocks: 1},
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	engine := source
+	engine.Origin = event.Engine
+	lookups, err := event.MarshalLookups([]event.Lookup{{Asker: event.AskerRouter, OneIn: 1, Tokens: 32, Shares: []event.Share{{Tier: event.GPU, Tokens: 16}}}},
+		[]event.Request{{Request: "r", Prompt: 32, Cached: 16, End: event.EndStopped}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	samples, err := event.MarshalSamples([]event.Sample{{Device: "GPU-0", MemoryUsed: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,16 +83,21 @@ func TestTransferRecordsAreKept(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, data := range [][]byte{payload, []byte("no records\xff")} {
-			if _, err := js.Publish(t.Context(), bus.Subject(bus.Transfer, source), data); err != nil {
-				t.Fatal(err)
+		for subject, payloads := range map[string][][]byte{
+			bus.Subject(bus.Transfer, source): {payload, []byte("no records\xff")}, bus.Subject(bus.Lookup, engine): {lookups}, bus.Subject(bus.GPU, engine): {samples},
+		} {
+			for _, data := range payloads {
+				if _, err := js.Publish(t.Context(), subject, data); err != nil {
+					t.Fatal(err)
+				}
 			}
 		}
 		eventually(t, "history is ready", func() bool { return string(fetch(t, admin+"/readyz")) == "ready\n" }, p.output)
 		ask := clickHouse(t, data)
-		want := fmt.Sprintf("%d\t%d\t%d\n", 2*life, 2*life, 4096*life)
+		want := fmt.Sprintf("%d\t%d\t%d\t%d\t%d\t%d\n", 2*life, 2*life, 4096*life, 16*life, 16*life, life)
 		eventually(t, "records in history", func() bool {
-			return ask("SELECT count(), uniqExact(stream_seq, rec), sum(bytes) FROM kvstrata.transfers FORMAT TSV") == want
+			return ask("SELECT count(), uniqExact(stream_seq, rec), sum(bytes), (SELECT sum(matched) FROM kvstrata.lookups WHERE asker = 'router'), " +
+				"(SELECT sum(cached) FROM kvstrata.requests), (SELECT sum(memory_used) FROM kvstrata.gpu_samples) FROM kvstrata.transfers FORMAT TSV") == want
 		}, p.output)
 		conn.Close()
 		kill(t, p.cmd.Process.Pid, syscall.SIGKILL)

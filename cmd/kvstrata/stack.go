@@ -170,6 +170,7 @@ func newStack(a *app, flags natsFlags, dir string) (*stack, error) {
 type shareFlags struct {
 	Shard  prefix.Shard `help:"The part of the prefix hashes that the index keeps, as 2/8 for the second of eight; kvstrata gather asks all. Without: all." placeholder:"PART/PARTS" env:"KVSTRATA_SHARD"`
 	Models []string     `help:"Models that the index keeps, comma-separated. Without: all." placeholder:"MODEL" env:"KVSTRATA_MODELS"`
+	Told   uint32       `name:"lookup-records" help:"Of this many lookups one is told to history; 1: each, 0: none." default:"100" env:"KVSTRATA_LOOKUP_RECORDS"`
 	Memory int64        `name:"index-memory" help:"Bytes that the blocks of the prefix index may take; beyond it those not used for longest are left out, and their sources are partial. 0: no bound." default:"0" env:"KVSTRATA_INDEX_MEMORY"`
 }
 
@@ -180,6 +181,14 @@ func (s *stack) addPrefix(hashKey string, share shareFlags) error {
 	}
 	cfg := prefix.DefaultConfig()
 	cfg.HashKey, cfg.Shard, cfg.Models, cfg.MaxBytes = hashKey, share.Shard, share.Models, share.Memory
+	if share.Told > 0 {
+		records := publisher.NewRecords(s.bus, s.app.log)
+		if err := s.registry.Register(records.Collector("index")); err != nil {
+			return fmt.Errorf("register metrics of lookup records: %w", err)
+		}
+		s.runs = append(s.runs, records.Run)
+		cfg.Lookups = &prefix.Teller{OneIn: share.Told, Tell: func(l event.Lookup) { records.Record(event.Records{Lookups: []event.Lookup{l}}) }}
+	}
 	s.index = prefix.New(cfg)
 	if err := s.registry.Register(s.index); err != nil {
 		return fmt.Errorf("register index metrics: %w", err)

@@ -133,7 +133,26 @@ func (r *Reader) capacity(ctx context.Context, bound clickhouse.Parameters, a *A
 	if w.unnamed > 0 {
 		a.Notes = append(a.Notes, fmt.Sprintf("%d stored blocks have no prefix hash, and are left out", w.unnamed))
 	}
-	return nil
+	return r.noteHits(ctx, bound, a)
+}
+
+// noteHits says what lookups told of the hit rate with the caches as they are.
+func (r *Reader) noteHits(ctx context.Context, bound clickhouse.Parameters, a *Answer) error {
+	const told = `SELECT asker, sum(tokens * one_in), sum(matched * one_in), max(one_in) FROM lookups WHERE ` + inRecords + ` GROUP BY asker ORDER BY asker`
+	return r.query(ctx, told, bound, func(scan func(...any) error) error {
+		var asker string
+		var asked, found uint64
+		var oneIn uint32
+		if err := scan(&asker, &asked, &found, &oneIn); err != nil || asked == 0 {
+			return err
+		}
+		note := fmt.Sprintf("as the caches are, lookups told by %s found %d of %d tokens cached (%.1f %%)", asker, found, asked, 100*float64(found)/float64(asked))
+		if oneIn > 1 {
+			note += fmt.Sprintf(", from one lookup in %d", oneIn)
+		}
+		a.Notes = append(a.Notes, note+"; the query hits has them by time and tier")
+		return nil
+	})
 }
 
 // countStored counts what was stored, on one of 2^shift blocks.

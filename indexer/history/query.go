@@ -31,8 +31,9 @@ type Query struct {
 	columns  []Column
 	chart    Chart
 	notes    []string
-	sampled  bool // it may look at a share of the blocks
-	inferred bool // its answer is what events suggest, not what they say
+	sampled  bool   // it may look at a share of the blocks
+	inferred bool   // its answer is what events suggest, not what they say
+	weight   string // the column that says how many each of a row's records stands for; empty = they are all
 }
 
 // Param is what a question may be asked with.
@@ -357,6 +358,7 @@ func (r *Reader) Ask(ctx context.Context, name string, asked map[string]string) 
 	if err != nil {
 		return nil, err
 	}
+	a.weigh(q.weight)
 	if a.Truncated = len(a.Rows) > limit; a.Truncated {
 		a.Rows = a.Rows[:limit]
 	}

@@ -2,7 +2,9 @@ package history
 
 import (
 	"context"
+	"fmt"
 	"math"
+	"slices"
 	"strconv"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
@@ -39,4 +41,19 @@ func (r *Reader) share(ctx context.Context, bound clickhouse.Parameters) (uint64
 	bound["share"] = strconv.FormatUint(share, 10)
 	bound["below"] = strconv.FormatUint(math.MaxUint64/share, 10)
 	return share, nil
+}
+
+// weigh says that the answer is of a sample where a record stands for more than itself.
+func (a *Answer) weigh(column string) {
+	at := slices.IndexFunc(a.Columns, func(c Column) bool { return c.Name == column })
+	if at < 0 {
+		return
+	}
+	for _, row := range a.Rows {
+		if n, ok := row[at].(uint32); ok && n > 1 {
+			a.Exactness = "sampled"
+			a.Notes = append(a.Notes, fmt.Sprintf("one lookup in %d is told, and numbers are times as many", n))
+			return
+		}
+	}
 }

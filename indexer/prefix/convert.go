@@ -10,7 +10,7 @@ import (
 func requestOf(in *pb.LookupRequest) Request {
 	r := Request{
 		Model: in.GetModel(), Cluster: in.GetCluster(), LoRA: in.GetLoraName(), Salt: in.GetCacheSalt(), Tokens: in.GetTokenIds(),
-		BlockSize: in.GetBlockSize(), Anywhere: in.GetAnywhere(),
+		BlockSize: in.GetBlockSize(), Anywhere: in.GetAnywhere(), ID: in.GetRequestId(), Session: in.GetSession(), Tenant: in.GetTenant(),
 	}
 	for _, h := range in.GetPrefixHashes() {
 		r.Hashes = append(r.Hashes, event.PrefixHash(h))

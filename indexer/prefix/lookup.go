@@ -23,6 +23,10 @@ type Request struct {
 
 	Hashes    []event.PrefixHash `json:"prefix_hashes,omitempty"`
 	BlockSize uint32             `json:"block_size,omitempty"` // of the hashes; 0 = every block size is tried
+	// ID, Session and Tenant are of the request that the prompt is of, as far as the asker tells; they go into the record of the lookup.
+	ID      string `json:"request_id,omitempty"`
+	Session string `json:"session,omitempty"`
+	Tenant  string `json:"tenant,omitempty"`
 	// Anywhere says that the hashes may begin in the middle of a prompt. Such a lookup searches all blocks for the first one.
 	Anywhere bool `json:"anywhere,omitempty"`
 }
@@ -169,6 +173,9 @@ func (x *Index) Lookup(r *Request) (*Answer, error) {
 	})
 	x.asked.count(r, a, int(smallest))
 	x.metrics.lookups.Observe(time.Since(start).Seconds())
+	if t := x.cfg.Lookups; t.picks(r) {
+		t.Tell(t.record(r, a, smallest, asked.cuts, event.UnixTime(now)))
+	}
 	return a, nil
 }
 

@@ -36,6 +36,8 @@ type Config struct {
 	Shard Shard
 	// Models are those that it is asked for; none = all. The index keeps whatever it is fed with: who feeds it leaves others out.
 	Models []string
+	// Lookups tells what was asked; nil = nobody.
+	Lookups *Teller
 }
 
 // DefaultConfig returns the configuration of an index of public hashes.

@@ -365,6 +365,9 @@ type LookupRequest struct {
 	PrefixHashes  []uint64               `protobuf:"fixed64,6,rep,packed,name=prefix_hashes,json=prefixHashes,proto3" json:"prefix_hashes,omitempty"` // at most 1,048,576; docs/format/event.md has the scheme
 	BlockSize     uint32                 `protobuf:"varint,7,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`                  // tokens a block, goes with prefix_hashes; 0 = every block size is tried
 	Anywhere      bool                   `protobuf:"varint,8,opt,name=anywhere,proto3" json:"anywhere,omitempty"`                                     // prefix_hashes may begin in the middle of a prompt: all blocks are searched for the first one
+	RequestId     string                 `protobuf:"bytes,9,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`                   // of the request that the prompt is of, for the record of the lookup; as the next two
+	Session       string                 `protobuf:"bytes,10,opt,name=session,proto3" json:"session,omitempty"`
+	Tenant        string                 `protobuf:"bytes,11,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -453,6 +456,27 @@ func (x *LookupRequest) GetAnywhere() bool {
 		return x.Anywhere
 	}
 	return false
+}
+
+func (x *LookupRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *LookupRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *LookupRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
 }
 
 // LookupAnswer lists the sources of a model: the longest reach first, of equal ones engines before connectors and stores,
@@ -2343,7 +2367,7 @@ const file_indexer_prefix_prefixpb_index_proto_rawDesc = "" +
 	"\binstance\x18\x03 \x01(\tR\binstance\x12\x17\n" +
 	"\adp_rank\x18\x04 \x01(\rR\x06dpRank\x121\n" +
 	"\x06origin\x18\x05 \x01(\x0e2\x19.kvstrata.index.v1.OriginR\x06origin\x12\x0e\n" +
-	"\x02id\x18\x06 \x01(\tR\x02id\"\xf8\x01\n" +
+	"\x02id\x18\x06 \x01(\tR\x02id\"\xc9\x02\n" +
 	"\rLookupRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x1b\n" +
@@ -2354,7 +2378,12 @@ const file_indexer_prefix_prefixpb_index_proto_rawDesc = "" +
 	"\rprefix_hashes\x18\x06 \x03(\x06R\fprefixHashes\x12\x1d\n" +
 	"\n" +
 	"block_size\x18\a \x01(\rR\tblockSize\x12\x1a\n" +
-	"\banywhere\x18\b \x01(\bR\banywhere\"\xbf\x01\n" +
+	"\banywhere\x18\b \x01(\bR\banywhere\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\t \x01(\tR\trequestId\x12\x18\n" +
+	"\asession\x18\n" +
+	" \x01(\tR\asession\x12\x16\n" +
+	"\x06tenant\x18\v \x01(\tR\x06tenant\"\xbf\x01\n" +
 	"\fLookupAnswer\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x16\n" +
 	"\x06blocks\x18\x02 \x01(\x04R\x06blocks\x12\x16\n" +
