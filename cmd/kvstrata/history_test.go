@@ -96,7 +96,7 @@ func TestRecordsAreKept(t *testing.T) {
 		ask := clickHouse(t, data)
 		want := fmt.Sprintf("%d\t%d\t%d\t%d\t%d\t%d\n", 2*life, 2*life, 4096*life, 16*life, 16*life, life)
 		eventually(t, "records in history", func() bool {
-			return ask("SELECT count(), uniqExact(stream_seq, rec), sum(bytes), (SELECT sum(matched) FROM kvstrata.lookups WHERE asker = 'router'), " +
+			return ask("SELECT count(), uniqExact(stream_seq, rec), sum(bytes), (SELECT sum(matched) FROM kvstrata.lookups WHERE asker = 'router'), "+
 				"(SELECT sum(cached) FROM kvstrata.requests), (SELECT sum(memory_used) FROM kvstrata.gpu_samples) FROM kvstrata.transfers FORMAT TSV") == want
 		}, p.output)
 		conn.Close()
