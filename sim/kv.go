@@ -378,6 +378,7 @@ func (e *Engine) finish(s *sequence, end connector.End, progress *Progress) {
 	done := s.Request
 	delayed := false
 	if e.kv != nil {
+		s.kv.Tokens = s.tokens()
 		delayed, done.Params = e.kv.conn.Scheduler.RequestFinished(s.kv, ints(s.blocks), end)
 		e.kv.finished = append(e.kv.finished, s.ID)
 	}

@@ -201,6 +201,23 @@ func TestConnectedFleets(t *testing.T) {
 			if report.Finished != 150 || d.BlocksWrong > 0 || d.BlocksFailed > 0 || d.Failed > 0 {
 				t.Errorf("%d requests finished, %d wrong blocks, %d failed", report.Finished, d.BlocksWrong, d.BlocksFailed)
 			}
+			finished, prompts, external := uint64(0), uint64(0), uint64(0)
+			for _, e := range report.Engines {
+				finished += e.Stats.Finished
+			}
+			for _, l := range c.lookups {
+				prompts += l.Tokens
+			}
+			for _, q := range c.requests {
+				prompts -= q.Prompt
+				if q.Cached+q.External > q.Prompt || q.Request == "" || q.Output == 0 {
+					t.Errorf("%+v", q)
+				}
+				external += q.External
+			}
+			if n := uint64(len(c.requests)); n != finished || uint64(len(c.lookups)) != n || prompts != 0 || external < d.LoadedTokens {
+				t.Errorf("%d requests and %d lookups are told of %d, %d tokens from outside of %d", n, len(c.lookups), finished, external, d.LoadedTokens)
+			}
 			if test.transport == "null" {
 				if d.BlocksVerified > 0 || len(c.loaded.batches) > 0 {
 					t.Error("null moved something")
