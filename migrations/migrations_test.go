@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { embeddedtest.Main(m) }
 // open starts the real engine and returns its default database.
 func open(t *testing.T) *sql.DB {
 	t.Helper()
-	e := embeddedtest.Start(t, slog.New(slog.DiscardHandler))
+	e := embeddedtest.Start(t, quiet())
 	db := clickhouse.OpenDB(embedded.Dial(e.Socket(), embedded.Writer))
 	t.Cleanup(func() { _ = db.Close() })
 	return db
@@ -59,7 +59,7 @@ WHERE database = currentDatabase() AND name != 'goose_db_version' ORDER BY name`
 
 func up(t *testing.T, db *sql.DB) []migrations.Step {
 	t.Helper()
-	steps, err := migrations.Up(t.Context(), db)
+	steps, err := migrations.Up(t.Context(), db, migrations.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +68,7 @@ func up(t *testing.T, db *sql.DB) []migrations.Step {
 
 func status(t *testing.T, db *sql.DB) []migrations.Step {
 	t.Helper()
-	steps, err := migrations.Status(t.Context(), db)
+	steps, err := migrations.Status(t.Context(), db, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func TestCancelled(t *testing.T) {
 	db := open(t)
 	for timeout := time.Millisecond; ; timeout *= 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), timeout)
-		_, err := migrations.Up(ctx, db)
+		_, err := migrations.Up(ctx, db, migrations.Config{})
 		cancel()
 		if err == nil {
 			break
@@ -161,3 +161,5 @@ func TestCancelled(t *testing.T) {
 		}
 	}
 }
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -19,15 +20,18 @@ import (
 	"kvstrata/event"
 	"kvstrata/indexer/history"
 	"kvstrata/indexer/history/embedded"
+	"kvstrata/migrations"
 	"kvstrata/server"
 	"kvstrata/subscriber"
 )
 
 // historyFlags say which ClickHouse to use.
 type historyFlags struct {
-	ClickHouse string `name:"clickhouse" help:"ClickHouse: clickhouse://host:9000/db, http://host:8123/db, or unix:///path/clickhouse.sock of an engine that another process embeds. Empty: the embedded engine." placeholder:"URL" env:"KVSTRATA_CLICKHOUSE"`
-	CHDB       string `name:"chdb" help:"Library of the embedded engine (libchdb.so); make setup installs it." type:"path" placeholder:"FILE" env:"KVSTRATA_CHDB"`
-	Memory     uint64 `name:"clickhouse-memory" help:"Bytes that the embedded engine may hold." default:"2147483648" env:"KVSTRATA_CLICKHOUSE_MEMORY"`
+	ClickHouse string            `name:"clickhouse" help:"ClickHouse: clickhouse://host:9000/db, http://host:8123/db, or unix:///path/clickhouse.sock of an engine that another process embeds. Empty: the embedded engine." placeholder:"URL" env:"KVSTRATA_CLICKHOUSE"`
+	Cluster    string            `name:"clickhouse-cluster" help:"Cluster in the servers' configuration: tables are sharded and replicated over it, and questions go to all its shards." placeholder:"NAME" env:"KVSTRATA_CLICKHOUSE_CLUSTER"`
+	Retention  map[string]string `help:"How long a table of history keeps its rows, as block_events=7d; all=7d is of those that are not named. May be repeated." placeholder:"TABLE=DAYS" env:"KVSTRATA_RETENTION"`
+	CHDB       string            `name:"chdb" help:"Library of the embedded engine (libchdb.so); make setup installs it." type:"path" placeholder:"FILE" env:"KVSTRATA_CHDB"`
+	Memory     uint64            `name:"clickhouse-memory" help:"Bytes that the embedded engine may hold." default:"2147483648" env:"KVSTRATA_CLICKHOUSE_MEMORY"`
 }
 
 // engineDir is where the embedded engine's data lie in a data folder.
@@ -36,7 +40,14 @@ func engineDir(data string) string { return filepath.Join(data, "clickhouse") }
 // config returns the history configuration; without an address it is the engine's in the data folder.
 func (f historyFlags) config(data string) (history.Config, error) {
 	cfg := history.DefaultConfig()
-	cfg.Address = f.ClickHouse
+	cfg.Address, cfg.Cluster = f.ClickHouse, f.Cluster
+	if f.Cluster != "" && (f.ClickHouse == "" || strings.HasPrefix(f.ClickHouse, "unix:")) {
+		return cfg, usagef("--clickhouse-cluster: goes with a server (--clickhouse); the embedded engine is one")
+	}
+	var err error
+	if cfg.Keep, err = f.keep(); err != nil {
+		return cfg, err
+	}
 	if cfg.Address == "" {
 		dir, err := filepath.Abs(engineDir(data))
 		if err != nil {
@@ -48,6 +59,34 @@ func (f historyFlags) config(data string) (history.Config, error) {
 		return cfg, usagef("%w", err)
 	}
 	return cfg, nil
+}
+
+// keep returns for how many days tables keep their rows, of those that are named.
+func (f historyFlags) keep() (map[string]int, error) {
+	keep := make(map[string]int)
+	for table, text := range f.Retention {
+		number, ok := strings.CutSuffix(text, "d")
+		days, err := strconv.Atoi(number)
+		if !ok || err != nil {
+			return nil, usagef("--retention %s=%s: want days, as 7d", table, text)
+		}
+		keep[table] = days
+	}
+	days, all := keep["all"]
+	if !all {
+		return keep, nil
+	}
+	delete(keep, "all")
+	tables, err := migrations.Tables()
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range tables {
+		if _, named := keep[t.Name]; !named {
+			keep[t.Name] = days
+		}
+	}
+	return keep, nil
 }
 
 // historyEngineCmd is what the embedded engine's child process runs.
@@ -390,8 +429,10 @@ func (w *historyWatch) died(now time.Time) string {
 
 // migrateCmd brings a ClickHouse to the present schema.
 type migrateCmd struct {
-	ClickHouse string `name:"clickhouse" help:"ClickHouse: clickhouse://host:9000/db, http://host:8123/db, or unix:///path/clickhouse.sock." required:"" placeholder:"URL" env:"KVSTRATA_CLICKHOUSE"`
-	DryRun     bool   `help:"Only list what is applied and what waits."`
+	ClickHouse string            `name:"clickhouse" help:"ClickHouse: clickhouse://host:9000/db, http://host:8123/db, or unix:///path/clickhouse.sock." required:"" placeholder:"URL" env:"KVSTRATA_CLICKHOUSE"`
+	Cluster    string            `name:"clickhouse-cluster" help:"Cluster in the servers' configuration: tables are sharded and replicated over it." placeholder:"NAME" env:"KVSTRATA_CLICKHOUSE_CLUSTER"`
+	Retention  map[string]string `help:"How long a table keeps its rows, as block_events=7d; all=7d is of those that are not named. May be repeated." placeholder:"TABLE=DAYS" env:"KVSTRATA_RETENTION"`
+	DryRun     bool              `help:"Only list what is applied and what waits."`
 }
 
 // Help shows how it is used.
@@ -403,7 +444,7 @@ func (migrateCmd) Help() string {
 
 // Run migrates, and says what was done.
 func (c *migrateCmd) Run(a *app) error {
-	cfg, err := historyFlags{ClickHouse: c.ClickHouse}.config("")
+	cfg, err := historyFlags{ClickHouse: c.ClickHouse, Cluster: c.Cluster, Retention: c.Retention}.config("")
 	if err != nil {
 		return err
 	}

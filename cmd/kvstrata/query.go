@@ -19,6 +19,7 @@ import (
 // tableFlags name the ClickHouse that holds history's tables.
 type tableFlags struct {
 	ClickHouse string `name:"clickhouse" help:"Ask this ClickHouse itself: clickhouse://…, http://… or unix:///path/clickhouse.sock." placeholder:"URL" env:"KVSTRATA_CLICKHOUSE"`
+	Cluster    string `name:"clickhouse-cluster" help:"Cluster over which its tables are sharded." placeholder:"NAME" env:"KVSTRATA_CLICKHOUSE_CLUSTER"`
 	Data       string `help:"Ask the engine that a process with this --data embeds." type:"path" placeholder:"DIR"`
 }
 
@@ -30,7 +31,7 @@ func (f tableFlags) config() (history.Config, error) {
 	if !f.named() {
 		return history.Config{}, usagef("give --data or --clickhouse: it is ClickHouse itself that is asked")
 	}
-	return historyFlags{ClickHouse: f.ClickHouse}.config(f.Data)
+	return historyFlags{ClickHouse: f.ClickHouse, Cluster: f.Cluster}.config(f.Data)
 }
 
 // open returns a reader of it.

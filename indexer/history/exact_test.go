@@ -404,11 +404,17 @@ func (s step) events() []event.Event {
 // Whatever is killed, lost, sent again or restored: each table holds each event once, and what a reader adds up is what
 // the publishers have.
 func TestExactness(t *testing.T) {
-	e := startEngine(t)
 	budget := 20 * time.Second
 	if testing.Short() {
 		budget = 8 * time.Second
 	}
+	exactness(t, startEngine(t), budget)
+}
+
+// On a cluster rows go into other tables than those that are read.
+func TestExactnessOnAClustersTables(t *testing.T) { exactness(t, startClusterEngine(t), 4*time.Second) }
+
+func exactness(t *testing.T, e *engine, budget time.Duration) {
 	seed := uint64(time.Now().UnixNano())
 	if *oneSeed != 0 {
 		seed, budget = *oneSeed, 0

@@ -12,6 +12,7 @@ import (
 
 	"kvstrata/event"
 	"kvstrata/indexer/history/embedded"
+	"kvstrata/migrations"
 )
 
 // errAnotherWriter says that the tables were moved on by somebody else.
@@ -79,7 +80,7 @@ func (w *Writer) begin(ctx context.Context, conn clickhouse.Conn) error {
 	w.mu.Lock()
 	w.life = life
 	w.mu.Unlock()
-	if err := claim(ctx, conn); err != nil {
+	if err := claim(ctx, conn, migrations.Local("progress", w.cfg.Cluster)); err != nil {
 		return err
 	}
 	if err := w.endInserts(ctx, conn, queryIDPrefix); err != nil {
@@ -106,8 +107,8 @@ func (w *Writer) begin(ctx context.Context, conn clickhouse.Conn) error {
 }
 
 // claim enters a round of its own at the place where the tables stand: a writer before this one finds it, and inserts no more.
-func claim(ctx context.Context, conn clickhouse.Conn) error {
-	err := conn.Exec(ctx, `INSERT INTO progress (source, round, committed, stream_name, stream, stream_seq, fence, epoch, started, seq, digest)
+func claim(ctx context.Context, conn clickhouse.Conn, table string) error {
+	err := conn.Exec(ctx, `INSERT INTO `+table+` (source, round, committed, stream_name, stream, stream_seq, fence, epoch, started, seq, digest)
 SELECT '', max(round) + 1, now64(6), argMax(stream_name, round), argMax(stream, round), argMax(stream_seq, round), 0, 0, 0, 0, 0
 FROM progress WHERE source = ''`)
 	if err != nil {
@@ -124,10 +125,11 @@ func queryID(life int64, table string) string {
 // endInserts ends whatever still runs of inserts whose answer was not awaited, by what their ids begin with. The embedded
 // engine has a single connection that writes: there, what is asked next is answered behind them.
 func (w *Writer) endInserts(ctx context.Context, conn clickhouse.Conn, begin string) error {
-	if a, err := w.cfg.address(); err != nil || a.socket != "" {
+	a, err := w.cfg.address()
+	if err != nil || a.socket != "" {
 		return err
 	}
-	if err := conn.Exec(ctx, "KILL QUERY WHERE startsWith(query_id, '"+begin+"') SYNC"); err != nil {
+	if err := conn.Exec(ctx, "KILL QUERY"+a.onCluster()+" WHERE startsWith(query_id, '"+begin+"') SYNC"); err != nil {
 		return fmt.Errorf("end earlier inserts: %w", err)
 	}
 	return nil
@@ -202,6 +204,7 @@ type delivery struct {
 	table   string
 	rows    int
 	columns func() []column // made when they are sent: those of a checkpoint's pieces are copies
+	into    string          // the table that has this shard's rows
 	adds    bool            // rows add up to the same however often they are stored
 	queryID string
 }
@@ -216,7 +219,7 @@ func (w *Writer) insertRound(ctx context.Context, conn clickhouse.Conn, r *round
 			continue
 		}
 		token := fmt.Sprintf("%d:%d:%d", life, number, i) // another life cuts its rounds elsewhere
-		d.queryID = queryID(life, d.table)
+		d.queryID, d.into = queryID(life, d.table), migrations.Local(d.table, w.cfg.Cluster)
 		if err := w.deliver(ctx, conn, d, number, token); err != nil {
 			return err
 		}
@@ -328,6 +331,7 @@ func (w *Writer) insist(ctx context.Context, what string, do func(context.Contex
 		err := do(attempt)
 		permanent := (*backoff.PermanentError)(nil)
 		if err != nil && ctx.Err() == nil && !errors.As(err, &permanent) {
+			err = hinted(err)
 			w.say(what, err)
 		}
 		return struct{}{}, err
@@ -375,7 +379,7 @@ func readProgress(ctx context.Context, conn clickhouse.Conn) (*standing, error) 
 	s := &standing{
 		sources: make(map[event.Source]*sourceState), committed: committed{marks: make(map[event.Source]mark)},
 	}
-	rows, err := conn.Query(ctx, `SELECT source, round, stream_name, stream, stream_seq, fence, epoch, started, seq, digest FROM progress FINAL`)
+	rows, err := conn.Query(ctx, `SELECT source, round, stream_name, stream, stream_seq, fence, epoch, started, seq, digest FROM progress FINAL ORDER BY round`)
 	if err != nil {
 		return nil, fmt.Errorf("read progress: %w", err)
 	}

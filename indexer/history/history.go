@@ -13,6 +13,7 @@ import (
 	"maps"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,6 +30,11 @@ type Config struct {
 	// Address is clickhouse://user:password@host:9000/database (native protocol), http://… or https://…, or
 	// unix:///path/of/clickhouse.sock for the embedded engine.
 	Address string
+	// Cluster is the name of a cluster in the servers' configuration: tables are then sharded and replicated over it, the writer writes to the
+	// shard that Address leads to, and questions go to all. Empty: one server.
+	Cluster string
+	// Keep is how many days tables keep their rows, of those where it is not as the migrations say.
+	Keep map[string]int
 	// FlushEvery is how long a row waits at most before its round is written; a round of MaxRows rows is written at once.
 	// Larger rounds cost ClickHouse less to merge, and us memory: two rounds of some 90 bytes a row, and as much again for
 	// the one that is being sent.
@@ -59,6 +65,10 @@ func (c Config) Validate() error {
 	if _, err := c.address(); err != nil {
 		errs = append(errs, err)
 	}
+	if c.Cluster != "" && !clusterName.MatchString(c.Cluster) {
+		errs = append(errs, fmt.Errorf("--clickhouse-cluster %q: want letters, digits, _ and -", c.Cluster))
+	}
+	errs = append(errs, c.validateKeep()...)
 	if c.FlushEvery < time.Millisecond || c.InsertTimeout < time.Millisecond {
 		errs = append(errs, errors.New("flush interval and insert timeout: want 1ms or more"))
 	}
@@ -71,6 +81,29 @@ func (c Config) Validate() error {
 // defaultDatabase is where the tables are when the address names no database.
 const defaultDatabase = "kvstrata"
 
+var clusterName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_-]{0,63}$`)
+
+// validateKeep reports tables that are none, and times that are too short or too long.
+func (c Config) validateKeep() (errs []error) {
+	tables, err := migrations.Tables()
+	if err != nil {
+		return []error{err}
+	}
+	var names []string
+	for _, t := range tables {
+		names = append(names, t.Name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Keep)) {
+		if !slices.Contains(names, name) {
+			errs = append(errs, fmt.Errorf("--retention %s: no such table; there are %s", name, strings.Join(names, ", ")))
+		}
+		if days := c.Keep[name]; days < 1 || days > 3650 {
+			errs = append(errs, fmt.Errorf("--retention %s=%dd: want 1d to 3650d", name, days))
+		}
+	}
+	return errs
+}
+
 var databaseName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,63}$`)
 
 // address is a parsed Config.Address.
@@ -78,6 +111,7 @@ type address struct {
 	socket   string // of the embedded engine; empty for a server
 	server   *clickhouse.Options
 	database string
+	cluster  string
 }
 
 func (c Config) address() (address, error) {
@@ -92,7 +126,7 @@ func (c Config) address() (address, error) {
 		if u.Path == "" || u.Host != "" {
 			return bad(errors.New("want three slashes and a path"))
 		}
-		return address{socket: u.Path, database: defaultDatabase}, nil
+		return address{socket: u.Path, database: defaultDatabase, cluster: c.Cluster}, nil
 	}
 	values := u.Query()
 	switch {
@@ -118,6 +152,7 @@ func (c Config) address() (address, error) {
 	if options.Compression == nil {
 		options.Compression = &clickhouse.Compression{Method: clickhouse.CompressionLZ4}
 	}
+	a.cluster = c.Cluster
 	return a, nil
 }
 
@@ -153,9 +188,20 @@ func (a address) options(pool embedded.Pool, database string) *clickhouse.Option
 			o.Settings = make(clickhouse.Settings)
 		}
 		o.Settings["async_insert"], o.Settings["insert_deduplicate"] = 0, 1
+		if a.cluster != "" { // what is acknowledged outlives a node, and is seen on whichever is asked next
+			o.Settings["insert_quorum"], o.Settings["insert_quorum_parallel"], o.Settings["select_sequential_consistency"] = "auto", 0, 1
+		}
 	}
 	o.Auth.Database = database
 	return o
+}
+
+// onCluster is what statements that all nodes are to run say.
+func (a address) onCluster() string {
+	if a.cluster == "" {
+		return ""
+	}
+	return " ON CLUSTER '" + a.cluster + "'"
 }
 
 // open connects to the database.
@@ -178,18 +224,29 @@ func Migrate(ctx context.Context, cfg Config) ([]migrations.Step, error) {
 		return nil, fmt.Errorf("connect to ClickHouse at %s: %w", redact(cfg.Address), err)
 	}
 	defer root.Close()
-	var there uint64 // whoever may write in a database need not be allowed to make one
-	if err := root.QueryRow(ctx, "SELECT count() FROM system.databases WHERE name = '"+a.database+"'").Scan(&there); err != nil {
-		return nil, fmt.Errorf("look for database %s at %s: %w", a.database, redact(cfg.Address), err)
-	}
-	if there == 0 {
-		if err := root.Exec(ctx, "CREATE DATABASE IF NOT EXISTS "+a.database); err != nil {
-			return nil, fmt.Errorf("make database %s at %s: %w", a.database, redact(cfg.Address), err)
-		}
+	if err := a.provide(ctx, root); err != nil {
+		return nil, fmt.Errorf("prepare database %s at %s: %w", a.database, redact(cfg.Address), hinted(err))
 	}
 	db := clickhouse.OpenDB(a.options(embedded.Writer, a.database))
 	defer db.Close()
-	return migrations.Up(ctx, db)
+	steps, err := migrations.Up(ctx, db, migrations.Config{Cluster: cfg.Cluster, Keep: cfg.Keep})
+	if err != nil {
+		return steps, fmt.Errorf("database %s at %s: %w", a.database, redact(cfg.Address), hinted(err))
+	}
+	return steps, nil
+}
+
+// provide makes sure that there is a database, in a ClickHouse that is new enough.
+func (a address) provide(ctx context.Context, root clickhouse.Conn) error {
+	if err := checkVersion(ctx, root); err != nil {
+		return err
+	}
+	var there uint64 // whoever may write in a database need not be allowed to make one
+	err := root.QueryRow(ctx, "SELECT count() FROM system.databases WHERE name = '"+a.database+"'").Scan(&there)
+	if err != nil || there > 0 {
+		return err
+	}
+	return root.Exec(ctx, "CREATE DATABASE IF NOT EXISTS "+a.database+a.onCluster())
 }
 
 // Status lists the migrations, applied or not.
@@ -200,7 +257,7 @@ func Status(ctx context.Context, cfg Config) ([]migrations.Step, error) {
 	}
 	var db *sql.DB = clickhouse.OpenDB(a.options(embedded.Writer, a.database))
 	defer db.Close()
-	steps, err := migrations.Status(ctx, db)
+	steps, err := migrations.Status(ctx, db, cfg.Cluster)
 	var exception *proto.Exception
 	if errors.As(err, &exception) && (exception.Code == codeUnknownDB || exception.Code == codeUnknownTable) {
 		err = fmt.Errorf("%w: %w", ErrNoTables, err)

@@ -14,6 +14,7 @@ import (
 	"kvstrata/indexer/history"
 	"kvstrata/indexer/history/embedded"
 	"kvstrata/indexer/history/embedded/embeddedtest"
+	"kvstrata/migrations"
 )
 
 func TestMain(m *testing.M) { embeddedtest.Main(m) }
@@ -45,13 +46,32 @@ func eventually(t testing.TB, what string, cond func() bool) {
 // engine is a running ClickHouse engine.
 type engine struct {
 	*embedded.Engine
+	cluster string // whose tables it has
 }
 
-func startEngine(t testing.TB) *engine { return &engine{embeddedtest.Start(t, quiet())} }
+func startEngine(t testing.TB) *engine { return &engine{Engine: embeddedtest.Start(t, quiet())} }
+
+// startClusterEngine starts an engine that has a cluster's tables, as the only node.
+func startClusterEngine(t testing.TB) *engine {
+	t.Helper()
+	e := startEngine(t)
+	e.cluster = "fleet"
+	db := embeddedtest.OneNode(e.Socket(), "default")
+	if _, err := db.ExecContext(t.Context(), "CREATE DATABASE kvstrata"); err != nil {
+		t.Fatal(err)
+	}
+	db.Close()
+	db = embeddedtest.OneNode(e.Socket(), "kvstrata")
+	defer db.Close()
+	if _, err := migrations.Up(t.Context(), db, migrations.Config{Cluster: e.cluster}); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
 
 func (e *engine) config() history.Config {
 	cfg := history.DefaultConfig()
-	cfg.Address = "unix://" + e.Socket()
+	cfg.Address, cfg.Cluster = "unix://"+e.Socket(), e.cluster
 	cfg.FlushEvery = 20 * time.Millisecond
 	return cfg
 }

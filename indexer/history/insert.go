@@ -23,7 +23,7 @@ func insert(ctx context.Context, conn clickhouse.Conn, d delivery, token string)
 	}
 	ctx = clickhouse.Context(ctx, clickhouse.WithQueryID(d.queryID), clickhouse.WithColumnNamesAndTypes(types),
 		clickhouse.WithSettings(clickhouse.Settings{"insert_deduplication_token": token}))
-	batch, err := conn.PrepareBatch(ctx, "INSERT INTO "+d.table+" ("+strings.Join(names, ", ")+")")
+	batch, err := conn.PrepareBatch(ctx, "INSERT INTO "+d.into+" ("+strings.Join(names, ", ")+")")
 	if err != nil {
 		return fmt.Errorf("begin insert into %s: %w", d.table, err)
 	}

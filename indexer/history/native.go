@@ -26,7 +26,7 @@ func (n *nativeInserter) insert(ctx context.Context, _ clickhouse.Conn, d delive
 		names[i] = c.name
 	}
 	n.block = appendNative(n.block[:0], columns, d.rows)
-	if err := n.to.Insert(ctx, n.database, d.table, names, token, d.queryID, n.block); err != nil {
+	if err := n.to.Insert(ctx, n.database, d.into, names, token, d.queryID, n.block); err != nil {
 		return fmt.Errorf("insert into %s: %w", d.table, err)
 	}
 	return nil

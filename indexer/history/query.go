@@ -390,6 +390,9 @@ func (r *Reader) each(ctx context.Context, sql string, bound clickhouse.Paramete
 	settings := clickhouse.Settings{"max_execution_time": int(math.Ceil(r.cfg.MaxTime.Seconds()))}
 	if !r.embedded { // whose pools have a bound of their own
 		settings["max_memory_usage"], settings["readonly"] = r.cfg.MaxMemory, r.readOnly
+		if r.cfg.Cluster != "" { // what one part of a question finds is for all shards to compare with
+			settings["distributed_product_mode"], settings["prefer_global_in_and_join"] = "global", 1
+		}
 	}
 	rows, err := r.conn.Query(
 		clickhouse.Context(waiting, clickhouse.WithParameters(bound), clickhouse.WithSettings(settings)), sql)

@@ -52,7 +52,7 @@ type Standing struct {
 func (r *Reader) Standing(ctx context.Context) (Standing, error) {
 	var s Standing
 	err := r.query(ctx, `SELECT stream_name, stream, stream_seq, committed, assumeNotNull((SELECT count() FROM block_events)) AS rows
-FROM progress FINAL WHERE source = ''`, nil, func(scan func(...any) error) error {
+FROM progress WHERE source = '' ORDER BY round DESC LIMIT 1`, nil, func(scan func(...any) error) error {
 		var created int64
 		err := scan(&s.At.Stream, &created, &s.At.Sequence, &s.Written, &s.Rows)
 		s.At.Created = event.Time(created)
@@ -168,7 +168,7 @@ func (r *Reader) Totals(ctx context.Context, source event.Source) (Totals, error
 func (r *Reader) Mark(ctx context.Context, source event.Source) (event.Mark, error) {
 	var fence, epoch, seq uint64
 	var started uint8
-	err := r.query(ctx, `SELECT fence, epoch, started, seq FROM progress FINAL WHERE source = {source:String}`,
+	err := r.query(ctx, `SELECT fence, epoch, started, seq FROM progress WHERE source = {source:String} ORDER BY round DESC LIMIT 1`,
 		clickhouse.Parameters{"source": source.Tokens()}, func(scan func(...any) error) error {
 			return scan(&fence, &epoch, &started, &seq)
 		})

@@ -22,7 +22,7 @@ func ServerVersion(ctx context.Context, cfg Config) (string, error) {
 	defer conn.Close()
 	var version string
 	if err := conn.QueryRow(ctx, "SELECT version()").Scan(&version); err != nil {
-		return "", fmt.Errorf("ask ClickHouse at %s: %w", redact(cfg.Address), err)
+		return "", fmt.Errorf("ask ClickHouse at %s: %w", redact(cfg.Address), hinted(err))
 	}
 	return version, nil
 }
