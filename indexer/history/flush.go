@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
 	"github.com/cenkalti/backoff/v5"
+	"golang.org/x/sync/errgroup"
 
 	"kvstrata/event"
 	"kvstrata/indexer/history/embedded"
@@ -27,7 +30,7 @@ func (w *Writer) Run(ctx context.Context) error {
 	}
 	defer conn.Close()
 	if w.native != nil {
-		defer w.native.to.Close()
+		defer w.native.close()
 	}
 	err = w.insist(ctx, "start history", func(ctx context.Context) error {
 		if _, err := Migrate(ctx, w.cfg); err != nil {
@@ -204,23 +207,37 @@ type delivery struct {
 	columns func() []column // made when they are sent: those of a checkpoint's pieces are copies
 	adds    bool            // rows add up to the same however often they are stored
 	queryID string
+	clear   func() error // asked when all is ready to be sent: nothing is, after an error
 }
 
-// insertRound inserts the tables of a round, and then its place, until all are in.
+// insertRound inserts the tables of a round, those whose rows add up beside the others, and then its place, until all are in.
 func (w *Writer) insertRound(ctx context.Context, conn clickhouse.Conn, r *round) error {
 	w.mu.Lock()
 	number, life := w.committed.round+1, w.life
 	w.mu.Unlock()
-	for i, d := range r.deliveries(number) {
-		if d.rows == 0 {
-			continue
+	deliver := func(ctx context.Context, list ...delivery) error {
+		for i, d := range list {
+			if d.rows == 0 {
+				continue
+			}
+			d.queryID = queryID(life, d.table)
+			token := fmt.Sprintf("%d:%d:%s:%d", life, number, d.table, i) // another life cuts its rounds elsewhere
+			if err := w.deliver(ctx, conn, d, number, token); err != nil {
+				return err
+			}
+			w.metrics.rows.WithLabelValues(d.table).Add(float64(d.rows))
 		}
-		token := fmt.Sprintf("%d:%d:%d", life, number, i) // another life cuts its rounds elsewhere
-		d.queryID = queryID(life, d.table)
-		if err := w.deliver(ctx, conn, d, number, token); err != nil {
-			return err
-		}
-		w.metrics.rows.WithLabelValues(d.table).Add(float64(d.rows))
+		return nil
+	}
+	rows, rowsCtx := errgroup.WithContext(ctx)
+	rows.Go(func() error { return deliver(rowsCtx, r.adding()) })
+	rows.Go(func() error { return deliver(rowsCtx, r.telling()...) })
+	err := rows.Wait()
+	if err == nil {
+		err = deliver(ctx, r.place(number))
+	}
+	if err != nil {
+		return err
 	}
 	w.mu.Lock()
 	w.committed.round = number
@@ -228,15 +245,13 @@ func (w *Writer) insertRound(ctx context.Context, conn clickhouse.Conn, r *round
 	return nil
 }
 
-// deliveries returns what a round inserts, in that order: its place comes last.
-func (r *round) deliveries(number uint64) []delivery {
-	var list []delivery
-	for _, s := range r.snapshots {
-		for from := 0; from < s.len(); from += snapshotChunk {
-			to := min(from+snapshotChunk, s.len())
-			list = append(list, delivery{table: "snapshots", rows: to - from, columns: func() []column { return s.columns(from, to) }})
-		}
-	}
+// adding returns the rows of a round that add up.
+func (r *round) adding() delivery {
+	return delivery{table: "chains", rows: r.chains.len(), columns: func() []column { return r.chains.columns(r.day) }, adds: true}
+}
+
+// place returns the rows that say that all others of the round are in.
+func (r *round) place(number uint64) delivery {
 	var p progressRows
 	now := time.Now()
 	p.add("", number, now, r.at, mark{})
@@ -244,17 +259,27 @@ func (r *round) deliveries(number uint64) []delivery {
 	for name, m := range r.marks {
 		p.add(name.Tokens(), number, now, r.at, m)
 	}
+	return delivery{table: "progress", rows: len(p.source), columns: p.columns}
+}
+
+// telling returns the rows of a round that are told once, in the order in which they are inserted.
+func (r *round) telling() []delivery {
+	var list []delivery
+	for _, s := range r.snapshots {
+		for from := 0; from < s.len(); from += snapshotChunk {
+			to := min(from+snapshotChunk, s.len())
+			list = append(list, delivery{table: "snapshots", rows: to - from, columns: func() []column { return s.columns(from, to) }})
+		}
+	}
 	for _, t := range r.transfers {
 		list = append(list, delivery{table: "transfers", rows: t.len(), columns: t.columns})
 	}
 	return append(
 		list,
 		delivery{table: tableNames[batchTable], rows: r.batches.len(), columns: r.batches.columns},
-		delivery{table: "chains", rows: r.chains.len(), columns: func() []column { return r.chains.columns(r.day) }, adds: true},
 		delivery{table: tableNames[blockTable], rows: r.blocks.len(), columns: r.blocks.columns},
 		delivery{table: tableNames[loadTable], rows: r.loads.len(), columns: r.loads.columns},
 		delivery{table: tableNames[ledgerTable], rows: r.ledger.len(), columns: r.ledger.columns},
-		delivery{table: "progress", rows: len(p.source), columns: p.columns},
 	)
 }
 
@@ -263,8 +288,8 @@ func (r *round) deliveries(number uint64) []delivery {
 var errSwallowed = errors.New("ClickHouse takes the rows for ones that it has, and has not; sending them under another token")
 
 // deliver inserts rows until they are in, once. After an error it is unknown whether they are: they are looked for, and
-// when they are not there sent again with the same token, and looked for again. Rows that add up are only sent again, under
-// another token. Nothing is sent once another writer has claimed the tables.
+// when they are not there sent again with the same token, and looked for again. Nothing is sent once another writer has claimed the
+// tables; that is asked while rows are made ready. Rows that add up are only sent again, under another token, whoever has the tables.
 func (w *Writer) deliver(ctx context.Context, conn clickhouse.Conn, d delivery, number uint64, token string) error {
 	tries, swallowed := 0, 0
 	return w.insist(ctx, "insert into "+d.table, func(ctx context.Context) error {
@@ -273,13 +298,16 @@ func (w *Writer) deliver(ctx context.Context, conn clickhouse.Conn, d delivery, 
 				return err
 			}
 		}
-		if err := w.alone(ctx, conn, number); err != nil {
-			return err
-		}
 		tries++
 		if d.adds {
+			d.clear = func() error { return nil }
 			return w.insert(ctx, conn, d, fmt.Sprintf("%s:%d", token, tries))
 		}
+		var looking sync.WaitGroup
+		defer looking.Wait()
+		var found error
+		looking.Go(func() { found = w.alone(ctx, conn, number) })
+		d.clear = func() error { looking.Wait(); return found }
 		if err := w.insert(ctx, conn, d, fmt.Sprintf("%s:%d", token, swallowed)); err != nil || tries == 1 {
 			return err
 		}
@@ -345,6 +373,10 @@ const sayEvery = time.Minute
 func (w *Writer) say(what string, err error) {
 	w.mu.Lock()
 	before := w.trouble
+	if err == nil && before != notRunning && !strings.HasPrefix(before, what+": ") {
+		w.mu.Unlock()
+		return // whatever is in trouble is something else
+	}
 	w.trouble = ""
 	log := err != nil && (before == "" || before == notRunning || time.Since(w.said) >= sayEvery)
 	if err != nil {

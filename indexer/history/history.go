@@ -146,7 +146,7 @@ func (a address) options(pool embedded.Pool, database string) *clickhouse.Option
 		copied := *a.server
 		o = &copied
 	}
-	if a.socket == "" && pool == embedded.Writer {
+	if a.socket == "" && (pool == embedded.Writer || pool == embedded.Aside) {
 		// A round's block is stored as it is, and before it is acknowledged.
 		o.Settings = maps.Clone(o.Settings)
 		if o.Settings == nil {

@@ -33,6 +33,9 @@ func insert(ctx context.Context, conn clickhouse.Conn, d delivery, token string)
 			return fmt.Errorf("insert into %s: column %s: %w", d.table, c.name, err)
 		}
 	}
+	if err := d.clear(); err != nil {
+		return err
+	}
 	if err := batch.Send(); err != nil {
 		return fmt.Errorf("insert into %s: %w", d.table, err)
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"kvstrata/event"
-	"kvstrata/indexer/history/embedded"
 )
 
 // Writer keeps every event of the stream. It is a sink that remembers where it stood: whoever reads the stream asks Resume
@@ -161,7 +160,7 @@ func NewWriter(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Writer
 		return nil, err
 	}
 	if a.socket != "" {
-		w.native = &nativeInserter{to: embedded.NewInserter(a.socket), database: a.database}
+		w.native = newNativeInserter(a.socket, a.database)
 		w.insert = w.native.insert
 	}
 	w.metrics = newWriterMetrics(w, reg)
