@@ -101,6 +101,7 @@ type round struct {
 	batches   batchRows
 	chains    chainRows
 	blocks    blockRows
+	held      blockRows // of one message, those that the table has: only what they continue is told again
 	loads     loadRows
 	ledger    ledgerRows
 	snapshots []*snapshotRows
@@ -119,22 +120,21 @@ func newRound() *round {
 	return &round{marks: make(map[event.Source]mark), restored: make(map[event.Source]bool)}
 }
 
-// rows counts the rows of a round.
+// rows counts the rows of a round, but for those of chains, which are fewer than the blocks'.
 func (r *round) rows() int {
-	n := r.dated()
+	n := r.batches.len() + r.blocks.len() + r.loads.len() + r.ledger.len()
+	for _, s := range r.snapshots {
+		n += s.len()
+	}
 	for _, t := range r.transfers {
 		n += t.len()
 	}
 	return n
 }
 
-// dated counts the rows that are of the round's day.
-func (r *round) dated() int {
-	n := r.batches.len() + r.blocks.len() + r.loads.len() + r.ledger.len()
-	for _, s := range r.snapshots {
-		n += s.len()
-	}
-	return n
+// dated reports whether the round has rows of its day.
+func (r *round) dated() bool {
+	return r.batches.len()+r.chains.len()+r.blocks.len()+r.loads.len()+r.ledger.len()+len(r.snapshots) > 0
 }
 
 func (r *round) reset() {
@@ -143,7 +143,7 @@ func (r *round) reset() {
 	r.blocks.reset()
 	clear(r.marks)
 	clear(r.restored)
-	*r = round{batches: r.batches, chains: r.chains, blocks: r.blocks, marks: r.marks, restored: r.restored}
+	*r = round{batches: r.batches, chains: r.chains, blocks: r.blocks, held: r.held, marks: r.marks, restored: r.restored}
 }
 
 // NewWriter returns a writer. Nothing is connected before Run runs.
@@ -219,7 +219,11 @@ func (w *Writer) Apply(ctx context.Context, m *event.Message) (event.Digest, err
 	}
 	s.mark.Fence = m.Fence
 	from := r.blocks.len()
-	defer func() { w.lineage.follow(&r.blocks, from, s.spread, r.day, &r.chains) }() // of what was added, whole or not
+	defer func() { // of what was added, whole or not
+		w.lineage.follow(&r.held, 0, s.spread, r.day, &r.chains)
+		w.lineage.follow(&r.blocks, from, s.spread, r.day, &r.chains)
+		r.held.reset()
+	}()
 	for i := range m.Batches {
 		b := &m.Batches[i]
 		if s.mark.Started && b.First != s.mark.Seq+1 {
@@ -261,7 +265,9 @@ func (r *round) add(s *sourceState, at place, epoch event.Epoch, b *event.Batch)
 	}
 	for i := range b.Events {
 		ev := &b.Events[i]
-		if !s.skip[blockTable].covers(epoch, b.First) {
+		if s.skip[blockTable].covers(epoch, b.First) {
+			r.held.add(at, s.tokens, epoch, b, i)
+		} else {
 			r.blocks.add(at, s.tokens, epoch, b, i)
 		}
 		if ev.Kind == event.Loaded && !s.skip[loadTable].covers(epoch, b.First) {
@@ -284,9 +290,9 @@ func (r *round) add(s *sourceState, at place, epoch event.Epoch, b *event.Batch)
 func (w *Writer) room(ctx context.Context, source event.Source, committed time.Time) (*round, error) {
 	day := committed.Unix() / 86400
 	r, err := w.openRound(ctx, func(r *round) bool {
-		return !r.restored[source] && r.rows() < w.cfg.MaxRows && (r.dated() == 0 || r.day == day)
+		return !r.restored[source] && r.rows() < w.cfg.MaxRows && (!r.dated() || r.day == day)
 	})
-	if err == nil && r.dated() == 0 {
+	if err == nil && !r.dated() {
 		r.begin(day, committed)
 	}
 	return r, err
@@ -455,7 +461,7 @@ func (w *Writer) note(row ledgerRow) { w.noteAt(w.reached, row) }
 func (w *Writer) noteAt(at event.Position, row ledgerRow) {
 	now := time.Now()
 	r := w.open
-	if r.dated() == 0 {
+	if !r.dated() {
 		r.begin(now.Unix()/86400, now)
 	}
 	if day := now.Unix() / 86400; r.day != day {

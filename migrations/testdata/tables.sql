@@ -39,7 +39,7 @@ CREATE TABLE default.block_events
   `dp_rank` UInt32 ALIAS toUInt32OrZero(splitByChar('.', source)[4]),
   `origin` String ALIAS splitByChar('.', source)[5],
   INDEX by_engine_hash engine_hash TYPE bloom_filter(0.01) GRANULARITY 4)
-ENGINE = MergeTree PARTITION BY toDate(committed) ORDER BY (toStartOfHour(committed), hash, source, seq, ev, pos) TTL toDate(committed) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+ENGINE = MergeTree PARTITION BY toDate(committed) ORDER BY (toStartOfHour(committed), hash, source, seq, ev, pos) TTL toDate(committed) + toIntervalDay(30) SETTINGS min_bytes_for_wide_part = 134217728, ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
 
 CREATE TABLE default.chains
   (`day` Date CODEC(ZSTD(1)),
@@ -49,7 +49,7 @@ CREATE TABLE default.chains
   `depth` SimpleAggregateFunction(max, UInt32) COMMENT 'blocks from the root to this one; 0 = unknown' CODEC(T64, ZSTD(1)),
   `block_size` SimpleAggregateFunction(max, UInt32) CODEC(T64, ZSTD(1)),
   `first_seen` SimpleAggregateFunction(min, DateTime('UTC')) COMMENT 'when the bus took it, on that day' CODEC(T64, ZSTD(1)))
-ENGINE = AggregatingMergeTree PARTITION BY day ORDER BY (hash, named) TTL day + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+ENGINE = AggregatingMergeTree PARTITION BY day ORDER BY (hash, named) TTL day + toIntervalDay(30) SETTINGS min_bytes_for_wide_part = 134217728, ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
 
 CREATE TABLE default.ledger
   (`committed` DateTime64(6, 'UTC'),
