@@ -29,6 +29,11 @@ func (w *Writer) Run(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
+	aside, err := w.cfg.open(embedded.Aside)
+	if err != nil {
+		return err
+	}
+	defer aside.Close()
 	if w.native != nil {
 		defer w.native.close()
 	}
@@ -38,8 +43,17 @@ func (w *Writer) Run(ctx context.Context) error {
 		}
 		return w.begin(ctx, conn)
 	})
-	for err == nil {
-		err = w.pass(ctx, conn)
+	if err == nil {
+		group, ctx := errgroup.WithContext(ctx)
+		group.Go(func() error {
+			for {
+				if err := w.pass(ctx, conn); err != nil {
+					return err
+				}
+			}
+		})
+		group.Go(func() error { return (&roller{w: w, conn: aside}).run(ctx) })
+		err = group.Wait()
 	}
 	if ctx.Err() != nil {
 		return nil
@@ -97,7 +111,7 @@ func (w *Writer) begin(ctx context.Context, conn clickhouse.Conn) error {
 	w.sources = at.sources
 	w.reached = at.committed.at
 	w.records = recordPlaces{reached: at.committed.records, skip: at.skipRecords}
-	w.committed = at.committed
+	w.committed, w.rolled = at.committed, at.rolled
 	w.open, w.spare = newRound(), newRound()
 	w.lineage = newLineage()
 	select {
@@ -400,6 +414,7 @@ type standing struct {
 	committed   committed
 	sources     map[event.Source]*sourceState
 	skipRecords map[event.Time]uint64
+	rolled      rollups
 }
 
 // readProgress reads the last round's place, and what each table holds beyond it.
@@ -428,6 +443,9 @@ func readProgress(ctx context.Context, conn clickhouse.Conn) (*standing, error) 
 			continue
 		case recordsName:
 			s.committed.records = at
+			continue
+		case rollupsName:
+			s.rolled = rollups{at: at, until: int64(seq)}
 			continue
 		}
 		state, err := s.source(source)

@@ -13,6 +13,11 @@ import (
 // insertFunc is insert, or a test's in its place.
 type insertFunc func(ctx context.Context, conn clickhouse.Conn, d delivery, token string) error
 
+// execFunc is exec, or a test's in its place.
+type execFunc func(ctx context.Context, conn clickhouse.Conn, sql string) error
+
+func exec(ctx context.Context, conn clickhouse.Conn, sql string) error { return conn.Exec(ctx, sql) }
+
 // insert sends rows as one block under a token: the same rows sent twice are stored once.
 func insert(ctx context.Context, conn clickhouse.Conn, d delivery, token string) error {
 	columns := d.columns()

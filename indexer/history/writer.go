@@ -37,12 +37,14 @@ type Writer struct {
 	reached   event.Position
 	records   recordPlaces
 	committed committed
+	rolled    rollups
 	lineage   *lineage
 	life      int64  // when this Run began, in ns: a part of its tokens
 	trouble   string // why inserts do not go through; empty = they do
 	said      time.Time
 
 	insert insertFunc      // insert, or native's; tests lose its answers
+	exec   execFunc        // of what rolls up; tests lose its answers
 	native *nativeInserter // nil where a server is used
 }
 
@@ -153,7 +155,7 @@ func NewWriter(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Writer
 	}
 	w := &Writer{
 		cfg: cfg, log: log.With("role", "history"), running: make(chan struct{}),
-		taken: make(chan struct{}), full: make(chan struct{}, 1), insert: insert, trouble: notRunning,
+		taken: make(chan struct{}), full: make(chan struct{}, 1), insert: insert, exec: exec, trouble: notRunning,
 	}
 	a, err := cfg.address()
 	if err != nil {

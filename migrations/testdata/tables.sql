@@ -102,6 +102,72 @@ CREATE TABLE default.progress
   `digest` UInt64)
 ENGINE = ReplacingMergeTree(round) ORDER BY source SETTINGS non_replicated_deduplication_window = 1000, index_granularity = 8192
 
+CREATE TABLE default.rollup_hours
+  (`bucket` DateTime('UTC') COMMENT 'when it begins' CODEC(Delta(4), ZSTD(1)),
+  `source` LowCardinality(String) CODEC(ZSTD(1)),
+  `epoch` UInt64 CODEC(ZSTD(1)),
+  `tier` LowCardinality(String) COMMENT 'empty for what has none' CODEC(ZSTD(1)),
+  `version` UInt64 CODEC(Delta(8), ZSTD(1)),
+  `blocks` UInt64 COMMENT 'rows of block_events' CODEC(T64, ZSTD(1)),
+  `stored` UInt64 COMMENT 'blocks that changed copies' CODEC(T64, ZSTD(1)),
+  `evicted` UInt64 COMMENT 'blocks that changed copies' CODEC(T64, ZSTD(1)),
+  `loaded` UInt64 COMMENT 'blocks' CODEC(T64, ZSTD(1)),
+  `cleared` UInt64 CODEC(T64, ZSTD(1)),
+  `ages` Map(UInt64, UInt64) COMMENT 'of evicted last copies in ms, rounded down to 8 binary digits and to the bounds of lifetimes: how many' CODEC(ZSTD(1)),
+  `first` DateTime('UTC') COMMENT 'of blocks; 1970 = none' CODEC(Delta(4), ZSTD(1)),
+  `last` DateTime('UTC') CODEC(Delta(4), ZSTD(1)),
+  `batches` UInt64 CODEC(T64, ZSTD(1)),
+  `sequences` UInt64 COMMENT 'of batches, but for those that were dropped' CODEC(T64, ZSTD(1)),
+  `lost` UInt64 COMMENT 'sequences' CODEC(T64, ZSTD(1)),
+  `loads` UInt64 CODEC(T64, ZSTD(1)),
+  `load_bytes` UInt64 CODEC(T64, ZSTD(1)),
+  `load_us` UInt64 CODEC(T64, ZSTD(1)))
+ENGINE = ReplacingMergeTree(version) PARTITION BY toDate(bucket) ORDER BY (bucket, source, epoch, tier) TTL toDate(bucket) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+
+CREATE TABLE default.rollup_minutes
+  (`bucket` DateTime('UTC') COMMENT 'when it begins' CODEC(Delta(4), ZSTD(1)),
+  `source` LowCardinality(String) CODEC(ZSTD(1)),
+  `epoch` UInt64 CODEC(ZSTD(1)),
+  `tier` LowCardinality(String) COMMENT 'empty for what has none' CODEC(ZSTD(1)),
+  `version` UInt64 CODEC(Delta(8), ZSTD(1)),
+  `blocks` UInt64 COMMENT 'rows of block_events' CODEC(T64, ZSTD(1)),
+  `stored` UInt64 COMMENT 'blocks that changed copies' CODEC(T64, ZSTD(1)),
+  `evicted` UInt64 COMMENT 'blocks that changed copies' CODEC(T64, ZSTD(1)),
+  `loaded` UInt64 COMMENT 'blocks' CODEC(T64, ZSTD(1)),
+  `cleared` UInt64 CODEC(T64, ZSTD(1)),
+  `ages` Map(UInt64, UInt64) COMMENT 'of evicted last copies in ms, rounded down to 8 binary digits and to the bounds of lifetimes: how many' CODEC(ZSTD(1)),
+  `first` DateTime('UTC') COMMENT 'of blocks; 1970 = none' CODEC(Delta(4), ZSTD(1)),
+  `last` DateTime('UTC') CODEC(Delta(4), ZSTD(1)),
+  `batches` UInt64 CODEC(T64, ZSTD(1)),
+  `sequences` UInt64 COMMENT 'of batches, but for those that were dropped' CODEC(T64, ZSTD(1)),
+  `lost` UInt64 COMMENT 'sequences' CODEC(T64, ZSTD(1)),
+  `loads` UInt64 CODEC(T64, ZSTD(1)),
+  `load_bytes` UInt64 CODEC(T64, ZSTD(1)),
+  `load_us` UInt64 CODEC(T64, ZSTD(1)))
+ENGINE = ReplacingMergeTree(version) PARTITION BY toDate(bucket) ORDER BY (bucket, source, epoch, tier) TTL toDate(bucket) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+
+CREATE TABLE default.rollup_seconds
+  (`bucket` DateTime('UTC') COMMENT 'when it begins' CODEC(Delta(4), ZSTD(1)),
+  `source` LowCardinality(String) CODEC(ZSTD(1)),
+  `epoch` UInt64 CODEC(ZSTD(1)),
+  `tier` LowCardinality(String) COMMENT 'empty for what has none' CODEC(ZSTD(1)),
+  `version` UInt64 CODEC(Delta(8), ZSTD(1)),
+  `blocks` UInt64 COMMENT 'rows of block_events' CODEC(T64, ZSTD(1)),
+  `stored` UInt64 COMMENT 'blocks that changed copies' CODEC(T64, ZSTD(1)),
+  `evicted` UInt64 COMMENT 'blocks that changed copies' CODEC(T64, ZSTD(1)),
+  `loaded` UInt64 COMMENT 'blocks' CODEC(T64, ZSTD(1)),
+  `cleared` UInt64 CODEC(T64, ZSTD(1)),
+  `ages` Map(UInt64, UInt64) COMMENT 'of evicted last copies in ms, rounded down to 8 binary digits and to the bounds of lifetimes: how many' CODEC(ZSTD(1)),
+  `first` DateTime('UTC') COMMENT 'of blocks; 1970 = none' CODEC(Delta(4), ZSTD(1)),
+  `last` DateTime('UTC') CODEC(Delta(4), ZSTD(1)),
+  `batches` UInt64 CODEC(T64, ZSTD(1)),
+  `sequences` UInt64 COMMENT 'of batches, but for those that were dropped' CODEC(T64, ZSTD(1)),
+  `lost` UInt64 COMMENT 'sequences' CODEC(T64, ZSTD(1)),
+  `loads` UInt64 CODEC(T64, ZSTD(1)),
+  `load_bytes` UInt64 CODEC(T64, ZSTD(1)),
+  `load_us` UInt64 CODEC(T64, ZSTD(1)))
+ENGINE = ReplacingMergeTree(version) PARTITION BY toDate(bucket) ORDER BY (bucket, source, epoch, tier) TTL toDate(bucket) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+
 CREATE TABLE default.snapshots
   (`committed` DateTime64(6, 'UTC') CODEC(Delta(8), ZSTD(1)),
   `source` LowCardinality(String),

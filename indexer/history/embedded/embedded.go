@@ -21,7 +21,7 @@ type Limits struct {
 	QueryMemory uint64 // what one query of the read pools may hold
 	MarkCache   uint64 // the cache of MergeTree's marks; the engine's own default is 5 GiB
 
-	Writers int // connections that write; one more writes aside
+	Writers int // connections that write; two more write aside
 	Readers int // connections of the dashboard; free SQL has one
 
 	QueryTime time.Duration // how long one query of the read pools may take

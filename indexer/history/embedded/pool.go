@@ -87,7 +87,7 @@ func openPools(lib *library, dir string, l Limits) (*pools, error) {
 		n        int
 		readOnly bool
 		args     []string
-	}{{Writer, l.Writers, false, nil}, {Aside, 1, false, nil}, {Dashboard, l.Readers, true, read}, {Free, 1, true, read}} {
+	}{{Writer, l.Writers, false, nil}, {Aside, 2, false, nil}, {Dashboard, l.Readers, true, read}, {Free, 1, true, read}} {
 		if all.named[p.name], err = open(p.name, p.n, p.readOnly, p.args...); err != nil {
 			return nil, err
 		}
