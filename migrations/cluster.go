@@ -8,15 +8,15 @@ import (
 	"testing/fstest"
 )
 
-// On a cluster each table is two: NAME_local has a shard's rows, replicated, and NAME is all shards' (Distributed), for reading alone. A writer
-// inserts into the local tables of the node that it is connected to, so that a round lies on one shard, and an insert is one
-// block as it is elsewhere.
+// On a cluster each table is two: NAME_local has a shard's rows, replicated, and NAME is all shards' (Distributed), through which everything is
+// written and read. Rows of one source lie on one shard, so that what is inserted of it is one block, in or not in, as it is on a
+// single server.
 
 // localSuffix ends the names of the tables that have a shard's rows.
 const localSuffix = "_local"
 
-// Local returns the name of the table that rows are inserted into.
-func Local(table, cluster string) string {
+// local returns the name of the table that has rows.
+func local(table, cluster string) string {
 	if cluster == "" {
 		return table
 	}
@@ -72,6 +72,10 @@ func createOnCluster(statement, cluster string) ([]string, error) {
 		return nil, fmt.Errorf("%.60q…: no variant of this for a cluster is known", statement)
 	}
 	name, columns, engine, argument, rest := m[1], m[2], m[3], m[4], m[5]
+	key, err := shardingKey(name, columns)
+	if err != nil {
+		return nil, err
+	}
 	local := name + localSuffix
 	if argument != "" {
 		argument = ", " + argument
@@ -80,8 +84,23 @@ func createOnCluster(statement, cluster string) ([]string, error) {
 	return []string{
 		fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s ON CLUSTER '%s'\n(%s\n)\nENGINE = Replicated%s('/clickhouse/tables/{shard}/{database}/%s', '{replica}'%s)\n%s;\n",
 			local, cluster, columns, engine, local, argument, rest),
-		fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s ON CLUSTER '%s' AS %s\nENGINE = Distributed('%s', currentDatabase(), '%s');\n", name, cluster, local, cluster, local),
+		fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s ON CLUSTER '%s' AS %s\nENGINE = Distributed('%s', currentDatabase(), '%s', %s);\n", name, cluster, local, cluster, local, key),
 	}, nil
+}
+
+// shardingKey says which shard a row lies on: that of its source, or of its prefix where it has no source. Where the writer stands is told on
+// one, at once.
+func shardingKey(table, columns string) (string, error) {
+	has := func(column string) bool { return regexp.MustCompile(`(?m)^    ` + column + ` `).MatchString(columns) }
+	switch {
+	case table == "progress":
+		return "0", nil
+	case has("source"):
+		return "cityHash64(source)", nil
+	case has("hash"):
+		return "hash", nil
+	}
+	return "", fmt.Errorf("table %s: by what to shard it is not known", table)
 }
 
 // clustered returns the variants of all migrations.

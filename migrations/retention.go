@@ -62,7 +62,7 @@ func keep(ctx context.Context, db *sql.DB, cluster string, days map[string]int) 
 		if !told {
 			want = t.Days
 		}
-		name := Local(t.Name, cluster)
+		name := local(t.Name, cluster)
 		var engine string
 		if err := db.QueryRowContext(ctx, "SELECT engine_full FROM system.tables WHERE database = currentDatabase() AND name = ?", name).Scan(&engine); err != nil {
 			return fmt.Errorf("read how long %s keeps its rows: %w", name, err)

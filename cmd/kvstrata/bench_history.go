@@ -152,10 +152,10 @@ func (c *benchHistoryCmd) write(
 		}
 		return nil
 	}
-	commit := func(m *event.Message) error {
+	await := func(at func() event.Position, m *event.Message) error {
 		tick := time.NewTicker(time.Millisecond)
 		defer tick.Stop()
-		for w.Committed() != m.Position {
+		for at() != m.Position {
 			select {
 			case <-tick.C:
 			case <-ctx.Done():
@@ -172,7 +172,7 @@ func (c *benchHistoryCmd) write(
 		}
 	}
 	last := prepared[len(prepared)-1]
-	if err := commit(last); err != nil {
+	if err := await(w.Committed, last); err != nil {
 		return nil, err
 	}
 	r.Figures["rows_per_s"] = figure{Value: rows / time.Since(began).Seconds(), Unit: "1/s", Goal: goal(1_000_000)}
@@ -185,7 +185,12 @@ func (c *benchHistoryCmd) write(
 			return nil, err
 		}
 	}
-	return blocks, commit(last)
+	ended := time.Now()
+	if err := await(w.RolledUp, last); err != nil {
+		return nil, err
+	}
+	r.Figures["rolled_up_after_ms"] = figure{Value: float64(time.Since(ended).Milliseconds()), Unit: "ms"}
+	return blocks, nil
 }
 
 // processorTime returns what a process has used, in steps of 10 ms.

@@ -2,6 +2,7 @@ package history
 
 import (
 	"context"
+	"math/bits"
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
@@ -82,3 +83,29 @@ var WriteError = writeError
 
 // Sample bounds the rows that curves are made of.
 func (r *Reader) Sample(rows uint64) { r.sample = rows }
+
+// InterceptRollups lets a test stand between what rolls up and ClickHouse. It is called before Run.
+func (w *Writer) InterceptRollups(f func(send func() error) error) {
+	real := w.exec
+	w.exec = func(ctx context.Context, conn clickhouse.Conn, sql string) error {
+		return f(func() error { return real(context.WithoutCancel(ctx), conn, sql) }) // it may be sent late
+	}
+}
+
+// RowsOnly makes a reader count rows.
+func (r *Reader) RowsOnly() { r.rowsOnly = true }
+
+// RoundedAge is an age in ms as it is counted in roll-ups.
+func RoundedAge(ms int64) int64 {
+	digits := bits.Len64(uint64(ms))
+	rounded := ms
+	if digits > 8 {
+		rounded = ms >> (digits - 8) << (digits - 8)
+	}
+	for _, b := range bands {
+		if b.from <= ms {
+			rounded = max(rounded, b.from)
+		}
+	}
+	return rounded
+}

@@ -5,14 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
 	"github.com/cenkalti/backoff/v5"
+	"golang.org/x/sync/errgroup"
 
 	"kvstrata/event"
 	"kvstrata/indexer/history/embedded"
-	"kvstrata/migrations"
 )
 
 // errAnotherWriter says that the tables were moved on by somebody else.
@@ -27,8 +29,13 @@ func (w *Writer) Run(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
+	aside, err := w.cfg.open(embedded.Aside)
+	if err != nil {
+		return err
+	}
+	defer aside.Close()
 	if w.native != nil {
-		defer w.native.to.Close()
+		defer w.native.close()
 	}
 	err = w.insist(ctx, "start history", func(ctx context.Context) error {
 		if _, err := Migrate(ctx, w.cfg); err != nil {
@@ -36,8 +43,17 @@ func (w *Writer) Run(ctx context.Context) error {
 		}
 		return w.begin(ctx, conn)
 	})
-	for err == nil {
-		err = w.pass(ctx, conn)
+	if err == nil {
+		group, ctx := errgroup.WithContext(ctx)
+		group.Go(func() error {
+			for {
+				if err := w.pass(ctx, conn); err != nil {
+					return err
+				}
+			}
+		})
+		group.Go(func() error { return (&roller{w: w, conn: aside}).run(ctx) })
+		err = group.Wait()
 	}
 	if ctx.Err() != nil {
 		return nil
@@ -80,7 +96,7 @@ func (w *Writer) begin(ctx context.Context, conn clickhouse.Conn) error {
 	w.mu.Lock()
 	w.life = life
 	w.mu.Unlock()
-	if err := claim(ctx, conn, migrations.Local("progress", w.cfg.Cluster)); err != nil {
+	if err := claim(ctx, conn); err != nil {
 		return err
 	}
 	if err := w.endInserts(ctx, conn, queryIDPrefix); err != nil {
@@ -95,7 +111,7 @@ func (w *Writer) begin(ctx context.Context, conn clickhouse.Conn) error {
 	w.sources = at.sources
 	w.reached = at.committed.at
 	w.records = recordPlaces{reached: at.committed.records, skip: at.skipRecords}
-	w.committed = at.committed
+	w.committed, w.rolled = at.committed, at.rolled
 	w.open, w.spare = newRound(), newRound()
 	w.lineage = newLineage()
 	select {
@@ -107,8 +123,8 @@ func (w *Writer) begin(ctx context.Context, conn clickhouse.Conn) error {
 }
 
 // claim enters a round of its own at the place where the tables stand: a writer before this one finds it, and inserts no more.
-func claim(ctx context.Context, conn clickhouse.Conn, table string) error {
-	err := conn.Exec(ctx, `INSERT INTO `+table+` (source, round, committed, stream_name, stream, stream_seq, fence, epoch, started, seq, digest)
+func claim(ctx context.Context, conn clickhouse.Conn) error {
+	err := conn.Exec(ctx, `INSERT INTO progress (source, round, committed, stream_name, stream, stream_seq, fence, epoch, started, seq, digest)
 SELECT '', max(round) + 1, now64(6), argMax(stream_name, round), argMax(stream, round), argMax(stream_seq, round), 0, 0, 0, 0, 0
 FROM progress WHERE source = ''`)
 	if err != nil {
@@ -129,7 +145,7 @@ func (w *Writer) endInserts(ctx context.Context, conn clickhouse.Conn, begin str
 	if err != nil || a.socket != "" {
 		return err
 	}
-	if err := conn.Exec(ctx, "KILL QUERY"+a.onCluster()+" WHERE startsWith(query_id, '"+begin+"') SYNC"); err != nil {
+	if err := conn.Exec(ctx, "KILL QUERY"+a.onCluster()+" WHERE startsWith(initial_query_id, '"+begin+"') SYNC"); err != nil {
 		return fmt.Errorf("end earlier inserts: %w", err)
 	}
 	return nil
@@ -204,26 +220,39 @@ type delivery struct {
 	table   string
 	rows    int
 	columns func() []column // made when they are sent: those of a checkpoint's pieces are copies
-	into    string          // the table that has this shard's rows
 	adds    bool            // rows add up to the same however often they are stored
 	queryID string
+	clear   func() error // asked when all is ready to be sent: nothing is, after an error
 }
 
-// insertRound inserts the tables of a round, and then its place, until all are in.
+// insertRound inserts the tables of a round, those whose rows add up beside the others, and then its place, until all are in.
 func (w *Writer) insertRound(ctx context.Context, conn clickhouse.Conn, r *round) error {
 	w.mu.Lock()
 	number, life := w.committed.round+1, w.life
 	w.mu.Unlock()
-	for i, d := range r.deliveries(number) {
-		if d.rows == 0 {
-			continue
+	deliver := func(ctx context.Context, list ...delivery) error {
+		for i, d := range list {
+			if d.rows == 0 {
+				continue
+			}
+			d.queryID = queryID(life, d.table)
+			token := fmt.Sprintf("%d:%d:%s:%d", life, number, d.table, i) // another life cuts its rounds elsewhere
+			if err := w.deliver(ctx, conn, d, number, token); err != nil {
+				return err
+			}
+			w.metrics.rows.WithLabelValues(d.table).Add(float64(d.rows))
 		}
-		token := fmt.Sprintf("%d:%d:%d", life, number, i) // another life cuts its rounds elsewhere
-		d.queryID, d.into = queryID(life, d.table), migrations.Local(d.table, w.cfg.Cluster)
-		if err := w.deliver(ctx, conn, d, number, token); err != nil {
-			return err
-		}
-		w.metrics.rows.WithLabelValues(d.table).Add(float64(d.rows))
+		return nil
+	}
+	rows, rowsCtx := errgroup.WithContext(ctx)
+	rows.Go(func() error { return deliver(rowsCtx, r.adding()) })
+	rows.Go(func() error { return deliver(rowsCtx, r.telling()...) })
+	err := rows.Wait()
+	if err == nil {
+		err = deliver(ctx, r.place(number))
+	}
+	if err != nil {
+		return err
 	}
 	w.mu.Lock()
 	w.committed.round = number
@@ -231,15 +260,13 @@ func (w *Writer) insertRound(ctx context.Context, conn clickhouse.Conn, r *round
 	return nil
 }
 
-// deliveries returns what a round inserts, in that order: its place comes last.
-func (r *round) deliveries(number uint64) []delivery {
-	var list []delivery
-	for _, s := range r.snapshots {
-		for from := 0; from < s.len(); from += snapshotChunk {
-			to := min(from+snapshotChunk, s.len())
-			list = append(list, delivery{table: "snapshots", rows: to - from, columns: func() []column { return s.columns(from, to) }})
-		}
-	}
+// adding returns the rows of a round that add up.
+func (r *round) adding() delivery {
+	return delivery{table: "chains", rows: r.chains.len(), columns: func() []column { return r.chains.columns(r.day) }, adds: true}
+}
+
+// place returns the rows that say that all others of the round are in.
+func (r *round) place(number uint64) delivery {
 	var p progressRows
 	now := time.Now()
 	p.add("", number, now, r.at, mark{})
@@ -247,17 +274,27 @@ func (r *round) deliveries(number uint64) []delivery {
 	for name, m := range r.marks {
 		p.add(name.Tokens(), number, now, r.at, m)
 	}
+	return delivery{table: "progress", rows: len(p.source), columns: p.columns}
+}
+
+// telling returns the rows of a round that are told once, in the order in which they are inserted.
+func (r *round) telling() []delivery {
+	var list []delivery
+	for _, s := range r.snapshots {
+		for from := 0; from < s.len(); from += snapshotChunk {
+			to := min(from+snapshotChunk, s.len())
+			list = append(list, delivery{table: "snapshots", rows: to - from, columns: func() []column { return s.columns(from, to) }})
+		}
+	}
 	for _, day := range r.told {
 		list = append(list, day.deliveries()...)
 	}
 	return append(
 		list,
 		delivery{table: tableNames[batchTable], rows: r.batches.len(), columns: r.batches.columns},
-		delivery{table: "chains", rows: r.chains.len(), columns: func() []column { return r.chains.columns(r.day) }, adds: true},
 		delivery{table: tableNames[blockTable], rows: r.blocks.len(), columns: r.blocks.columns},
 		delivery{table: tableNames[loadTable], rows: r.loads.len(), columns: r.loads.columns},
 		delivery{table: tableNames[ledgerTable], rows: r.ledger.len(), columns: r.ledger.columns},
-		delivery{table: "progress", rows: len(p.source), columns: p.columns},
 	)
 }
 
@@ -266,8 +303,10 @@ func (r *round) deliveries(number uint64) []delivery {
 var errSwallowed = errors.New("ClickHouse takes the rows for ones that it has, and has not; sending them under another token")
 
 // deliver inserts rows until they are in, once. After an error it is unknown whether they are: they are looked for, and
-// when they are not there sent again with the same token, and looked for again. Rows that add up are only sent again, under
-// another token. Nothing is sent once another writer has claimed the tables.
+// when they are not there sent again with the same token, and looked for again. Nothing is sent once another writer has claimed the
+// tables; that is asked while rows are made ready. Rows that add up are only sent again, under another token, whoever has the tables. On a
+// cluster one shard may have its part and another not: there the rows are sent with the same token until that is answered, since
+// replicas keep a token with its rows.
 func (w *Writer) deliver(ctx context.Context, conn clickhouse.Conn, d delivery, number uint64, token string) error {
 	tries, swallowed := 0, 0
 	return w.insist(ctx, "insert into "+d.table, func(ctx context.Context) error {
@@ -276,14 +315,17 @@ func (w *Writer) deliver(ctx context.Context, conn clickhouse.Conn, d delivery, 
 				return err
 			}
 		}
-		if err := w.alone(ctx, conn, number); err != nil {
-			return err
-		}
 		tries++
 		if d.adds {
+			d.clear = func() error { return nil }
 			return w.insert(ctx, conn, d, fmt.Sprintf("%s:%d", token, tries))
 		}
-		if err := w.insert(ctx, conn, d, fmt.Sprintf("%s:%d", token, swallowed)); err != nil || tries == 1 {
+		var looking sync.WaitGroup
+		defer looking.Wait()
+		var found error
+		looking.Go(func() { found = w.alone(ctx, conn, number) })
+		d.clear = func() error { looking.Wait(); return found }
+		if err := w.insert(ctx, conn, d, fmt.Sprintf("%s:%d", token, swallowed)); err != nil || tries == 1 || w.cfg.Cluster != "" {
 			return err
 		}
 		if there, err := w.has(ctx, conn, d); there || err != nil {
@@ -294,9 +336,9 @@ func (w *Writer) deliver(ctx context.Context, conn clickhouse.Conn, d delivery, 
 	})
 }
 
-// has looks for the last row of a delivery in its table.
+// has ends an insert that may go on, and looks for the last row of a delivery in its table. On a cluster that says nothing of the others.
 func (w *Writer) has(ctx context.Context, conn clickhouse.Conn, d delivery) (bool, error) {
-	if err := w.endInserts(ctx, conn, d.queryID); err != nil {
+	if err := w.endInserts(ctx, conn, d.queryID); err != nil || w.cfg.Cluster != "" {
 		return false, err
 	}
 	where, bound := d.condition()
@@ -349,6 +391,10 @@ const sayEvery = time.Minute
 func (w *Writer) say(what string, err error) {
 	w.mu.Lock()
 	before := w.trouble
+	if err == nil && before != notRunning && !strings.HasPrefix(before, what+": ") {
+		w.mu.Unlock()
+		return // whatever is in trouble is something else
+	}
 	w.trouble = ""
 	log := err != nil && (before == "" || before == notRunning || time.Since(w.said) >= sayEvery)
 	if err != nil {
@@ -372,6 +418,7 @@ type standing struct {
 	committed   committed
 	sources     map[event.Source]*sourceState
 	skipRecords recordSkips
+	rolled      rollups
 }
 
 // readProgress reads the last round's place, and what each table holds beyond it.
@@ -399,6 +446,9 @@ func readProgress(ctx context.Context, conn clickhouse.Conn) (*standing, error) 
 			continue
 		case recordsName:
 			s.committed.records = at
+			continue
+		case rollupsName:
+			s.rolled = rollups{at: at, until: int64(seq)}
 			continue
 		}
 		state, err := s.source(source)

@@ -30,8 +30,8 @@ type Config struct {
 	// Address is clickhouse://user:password@host:9000/database (native protocol), http://… or https://…, or
 	// unix:///path/of/clickhouse.sock for the embedded engine.
 	Address string
-	// Cluster is the name of a cluster in the servers' configuration: tables are then sharded and replicated over it, the writer writes to the
-	// shard that Address leads to, and questions go to all. Empty: one server.
+	// Cluster is the name of a cluster in the servers' configuration: tables are then sharded by source, and replicated, over it. Empty: one
+	// server.
 	Cluster string
 	// Keep is how many days tables keep their rows, of those where it is not as the migrations say.
 	Keep map[string]int
@@ -181,14 +181,17 @@ func (a address) options(pool embedded.Pool, database string) *clickhouse.Option
 		copied := *a.server
 		o = &copied
 	}
-	if a.socket == "" && pool == embedded.Writer {
-		// A round's block is stored as it is, and before it is acknowledged.
+	if (pool == embedded.Writer || pool == embedded.Aside) && (a.socket == "" || a.cluster != "") {
 		o.Settings = maps.Clone(o.Settings)
 		if o.Settings == nil {
 			o.Settings = make(clickhouse.Settings)
 		}
+		// A round's block is stored as it is, and before it is acknowledged.
 		o.Settings["async_insert"], o.Settings["insert_deduplicate"] = 0, 1
-		if a.cluster != "" { // what is acknowledged outlives a node, and is seen on whichever is asked next
+		if a.cluster != "" {
+			// That goes for each shard's part of it. What is acknowledged outlives a node, and is seen on whichever is asked next; what is computed of
+			// all shards is not computed by each.
+			o.Settings["distributed_foreground_insert"], o.Settings["parallel_distributed_insert_select"] = 1, 0
 			o.Settings["insert_quorum"], o.Settings["insert_quorum_parallel"], o.Settings["select_sequential_consistency"] = "auto", 0, 1
 		}
 	}

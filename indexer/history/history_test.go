@@ -54,8 +54,7 @@ func startEngine(t testing.TB) *engine { return &engine{Engine: embeddedtest.Sta
 // startClusterEngine starts an engine that has a cluster's tables, as the only node.
 func startClusterEngine(t testing.TB) *engine {
 	t.Helper()
-	e := startEngine(t)
-	e.cluster = "fleet"
+	e := &engine{embeddedtest.StartNode(t, quiet()), embeddedtest.Cluster}
 	db := embeddedtest.OneNode(e.Socket(), "default")
 	if _, err := db.ExecContext(t.Context(), "CREATE DATABASE kvstrata"); err != nil {
 		t.Fatal(err)
@@ -67,6 +66,14 @@ func startClusterEngine(t testing.TB) *engine {
 		t.Fatal(err)
 	}
 	return e
+}
+
+// table returns the name of the table that has a table's rows.
+func (e *engine) table(name string) string {
+	if e.cluster != "" {
+		name += "_local"
+	}
+	return name
 }
 
 func (e *engine) config() history.Config {

@@ -13,6 +13,11 @@ import (
 // insertFunc is insert, or a test's in its place.
 type insertFunc func(ctx context.Context, conn clickhouse.Conn, d delivery, token string) error
 
+// execFunc is exec, or a test's in its place.
+type execFunc func(ctx context.Context, conn clickhouse.Conn, sql string) error
+
+func exec(ctx context.Context, conn clickhouse.Conn, sql string) error { return conn.Exec(ctx, sql) }
+
 // insert sends rows as one block under a token: the same rows sent twice are stored once.
 func insert(ctx context.Context, conn clickhouse.Conn, d delivery, token string) error {
 	columns := d.columns()
@@ -23,7 +28,7 @@ func insert(ctx context.Context, conn clickhouse.Conn, d delivery, token string)
 	}
 	ctx = clickhouse.Context(ctx, clickhouse.WithQueryID(d.queryID), clickhouse.WithColumnNamesAndTypes(types),
 		clickhouse.WithSettings(clickhouse.Settings{"insert_deduplication_token": token}))
-	batch, err := conn.PrepareBatch(ctx, "INSERT INTO "+d.into+" ("+strings.Join(names, ", ")+")")
+	batch, err := conn.PrepareBatch(ctx, "INSERT INTO "+d.table+" ("+strings.Join(names, ", ")+")")
 	if err != nil {
 		return fmt.Errorf("begin insert into %s: %w", d.table, err)
 	}
@@ -32,6 +37,9 @@ func insert(ctx context.Context, conn clickhouse.Conn, d delivery, token string)
 		if err := batch.Column(i).Append(expand(c.values)); err != nil {
 			return fmt.Errorf("insert into %s: column %s: %w", d.table, c.name, err)
 		}
+	}
+	if err := d.clear(); err != nil {
+		return err
 	}
 	if err := batch.Send(); err != nil {
 		return fmt.Errorf("insert into %s: %w", d.table, err)

@@ -10,7 +10,6 @@ import (
 
 	"kvstrata/event"
 	"kvstrata/indexer/history"
-	"kvstrata/migrations"
 )
 
 // chainsOf returns the rows of chains as lines, by what they are keyed with.
@@ -195,7 +194,7 @@ func forgetChains(t testing.TB, e *engine) {
 	if _, err := history.Migrate(t.Context(), e.config()); err != nil {
 		t.Fatal(err)
 	}
-	if err := connect(t, e.config()).Exec(t.Context(), "TRUNCATE TABLE "+migrations.Local("chains", e.cluster)); err != nil {
+	if err := connect(t, e.config()).Exec(t.Context(), "TRUNCATE TABLE "+e.table("chains")); err != nil {
 		t.Fatal(err)
 	}
 }

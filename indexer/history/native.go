@@ -12,24 +12,48 @@ import (
 )
 
 // nativeInserter inserts into the embedded engine: it writes the columns as one block in ClickHouse's Native format, into
-// memory that it keeps. One goroutine uses it.
+// memory that it keeps. One goroutine uses it for rows that add up, and one for the others.
 type nativeInserter struct {
-	to       *embedded.Inserter
-	database string
-	block    []byte
+	database    string
+	told, added nativeLane
+}
+
+// nativeLane is one insert after the other.
+type nativeLane struct {
+	to    *embedded.Inserter
+	block []byte
+}
+
+func newNativeInserter(socket, database string) *nativeInserter {
+	return &nativeInserter{
+		database: database, told: nativeLane{to: embedded.NewInserter(socket, embedded.Writer)},
+		added: nativeLane{to: embedded.NewInserter(socket, embedded.Aside)},
+	}
 }
 
 func (n *nativeInserter) insert(ctx context.Context, _ clickhouse.Conn, d delivery, token string) error {
+	lane := &n.told
+	if d.adds {
+		lane = &n.added
+	}
 	columns := d.columns()
 	names := make([]string, len(columns))
 	for i, c := range columns {
 		names[i] = c.name
 	}
-	n.block = appendNative(n.block[:0], columns, d.rows)
-	if err := n.to.Insert(ctx, n.database, d.into, names, token, d.queryID, n.block); err != nil {
+	lane.block = appendNative(lane.block[:0], columns, d.rows)
+	if err := d.clear(); err != nil {
+		return err
+	}
+	if err := lane.to.Insert(ctx, n.database, d.table, names, token, d.queryID, lane.block); err != nil {
 		return fmt.Errorf("insert into %s: %w", d.table, err)
 	}
 	return nil
+}
+
+func (n *nativeInserter) close() {
+	n.told.to.Close()
+	n.added.to.Close()
 }
 
 // appendNative appends columns as one block in ClickHouse's Native format

@@ -45,11 +45,14 @@ var totals = []Query{
 		Name: "events", Title: "Events over time",
 		Help:   "Blocks stored, evicted and loaded, and resets, by time.",
 		Params: []Param{since, until, model, engine, limit},
-		sql: `SELECT toStartOfInterval(committed, toIntervalSecond({step:UInt32})) AS time,
-  countIf(op = 'STORED' AND effect > 0) AS stored, countIf(op = 'EVICTED' AND effect < 0) AS evicted,
-  countIf(op = 'LOADED') AS loaded, countIf(op = 'CLEARED') AS cleared
-FROM block_events
-WHERE ` + inSeconds + `
+		sql: `SELECT time, sum(n_stored) AS stored, sum(n_evicted) AS evicted, sum(n_loaded) AS loaded, sum(n_cleared) AS cleared
+FROM (
+  ` + counted(`toStartOfInterval(bucket, toIntervalSecond({step:UInt32})) AS time, stored AS n_stored, evicted AS n_evicted, loaded AS n_loaded,
+    cleared AS n_cleared, blocks`) + `
+  UNION ALL SELECT toStartOfInterval(committed, toIntervalSecond({step:UInt32})) AS time, ` + countStored + `, ` + countEvicted + `,
+    ` + countLoaded + `, ` + countCleared + `, count()
+  FROM block_events WHERE ` + inTail + ` GROUP BY time)
+WHERE blocks > 0
 GROUP BY time ORDER BY time
 WITH FILL FROM toStartOfInterval(fromUnixTimestamp64Micro({since:Int64}, 'UTC'), toIntervalSecond({step:UInt32}))
   TO toDateTime(fromUnixTimestamp64Micro({until:Int64}), 'UTC') STEP toIntervalSecond({step:UInt32})
@@ -61,8 +64,9 @@ LIMIT {limit:UInt64}`,
 			{"loaded", "number", "blocks"},
 			{"cleared", "number", "resets"},
 		},
-		chart: Chart{"line", "time", []string{"stored", "evicted", "loaded"}},
-		notes: []string{countsEffects},
+		chart:    Chart{"line", "time", []string{"stored", "evicted", "loaded"}},
+		notes:    []string{countsEffects},
+		counting: countingInStep,
 	},
 	{
 		Name: "engines", Title: "Totals by engine",
@@ -72,11 +76,14 @@ LIMIT {limit:UInt64}`,
   toUInt32OrZero(splitByChar('.', toString(source))[4]) AS dp_rank, splitByChar('.', toString(source))[5] AS origin,
   stored, evicted, loaded, cleared, lives, first, last
 FROM (
-  SELECT source, countIf(op = 'STORED' AND effect > 0) AS stored, countIf(op = 'EVICTED' AND effect < 0) AS evicted,
-    countIf(op = 'LOADED') AS loaded, countIf(op = 'CLEARED') AS cleared, uniqExact(epoch) AS lives,
-    min(committed) AS first, max(committed) AS last
-  FROM block_events
-  WHERE ` + inSeconds + `
+  SELECT source, sum(n_stored) AS stored, sum(n_evicted) AS evicted, sum(n_loaded) AS loaded, sum(n_cleared) AS cleared, uniqExact(epoch) AS lives,
+    min(began) AS first, max(ended) AS last
+  FROM (
+    ` + counted(`source, epoch, stored AS n_stored, evicted AS n_evicted, loaded AS n_loaded, cleared AS n_cleared, first AS began, last AS ended, blocks`) + `
+    UNION ALL SELECT source, epoch, ` + countStored + `, ` + countEvicted + `, ` + countLoaded + `, ` + countCleared + `,
+      min(committed), max(committed), count()
+    FROM block_events WHERE ` + inTail + ` GROUP BY source, epoch)
+  WHERE blocks > 0
   GROUP BY source)
 ORDER BY stored DESC, instance, dp_rank, origin, model
 LIMIT {limit:UInt64}`,
@@ -93,20 +100,23 @@ LIMIT {limit:UInt64}`,
 			{"first", "time", ""},
 			{"last", "time", ""},
 		},
-		chart: Chart{"bar", "engine", []string{"stored", "evicted"}},
-		notes: []string{countsEffects},
+		chart:    Chart{"bar", "engine", []string{"stored", "evicted"}},
+		notes:    []string{countsEffects},
+		counting: wholeWindow,
 	},
 	{
 		Name: "evictions", Title: "Evictions by engine",
 		Help:   "How many blocks each engine evicted from each tier, and how old they were then.",
 		Params: []Param{since, until, model, engine, limit},
 		sql: `SELECT ` + modelOf + ` AS model, ` + instanceOf + ` AS instance, tier, sum(n) AS evicted, sum(known) AS aged,
-  (quantilesIfMerge(0.01, 0.5, 0.99)(ages) AS q)[1] / 1e3, q[2] / 1e3, q[3] / 1e3
+  (quantilesExactWeightedArray(0.01, 0.5, 0.99)(mapKeys(ages), mapValues(ages)) AS q)[1] / 1e3, q[2] / 1e3, q[3] / 1e3
 FROM (
-  SELECT source, tier, countIf(effect < 0) AS n, countIf(age_ms >= 0 AND copies < 1) AS known,
-    quantilesIfState(0.01, 0.5, 0.99)(age_ms, age_ms >= 0 AND copies < 1) AS ages
-  FROM block_events
-  WHERE op = 'EVICTED' AND ` + inSeconds + `
+  SELECT source, tier, sum(some) AS n, sumMap(some_ages) AS ages, arraySum(mapValues(ages)) AS known
+  FROM (
+    ` + counted(`source, tier, evicted AS some, ages AS some_ages`) + `
+    UNION ALL SELECT source, tier, ` + countEvicted + `, if(` + agesKnown + `, map(` + roundedAge + `, count()), CAST(map(), 'Map(UInt64, UInt64)'))
+    FROM block_events WHERE op = 'EVICTED' AND ` + inTail + ` GROUP BY source, tier, ` + agesKnown + `, ` + roundedAge + `)
+  WHERE some > 0 OR notEmpty(some_ages)
   GROUP BY source, tier)
 GROUP BY model, instance, tier ORDER BY evicted DESC, instance, tier, model
 LIMIT {limit:UInt64}`,
@@ -123,25 +133,27 @@ LIMIT {limit:UInt64}`,
 		chart: Chart{"bar", "engine", []string{"evicted"}},
 		notes: []string{
 			"age is from when copies rose from 0 until they fell to 0, by the engine's clock; engines tell no reason",
-			"percentiles of more than 8,192 ages are of a sample",
+			"percentiles are of ages rounded down to 8 binary digits: by 0.8 % at most",
 		},
+		counting: wholeWindow,
 	},
 	{
 		Name: "lifetimes", Title: "Block lifetimes",
 		Help:   "How long evicted blocks had been resident.",
 		Params: []Param{since, until, model, engine, limit},
-		sql: `SELECT multiIf(age_ms < 1000, '< 1 s', age_ms < 10000, '1–10 s', age_ms < 60000, '10–60 s', age_ms < 300000, '1–5 min',
-    age_ms < 1800000, '5–30 min', age_ms < 7200000, '30 min–2 h', age_ms < 43200000, '2–12 h', '> 12 h') AS lifetime,
-  count() AS blocks, sum(count()) OVER () AS known, count() / known AS share
-FROM block_events
-WHERE op = 'EVICTED' AND age_ms >= 0 AND copies < 1 AND ` + inSeconds + `
-GROUP BY lifetime ORDER BY min(age_ms)
+		sql: `SELECT ` + bandOf("age") + ` AS lifetime, sum(n) AS blocks, sum(blocks) OVER () AS known, blocks / known AS share
+FROM (
+  SELECT age, n FROM (` + counted(`ages`) + `)
+  ARRAY JOIN mapKeys(ages) AS age, mapValues(ages) AS n
+  UNION ALL SELECT ` + roundedAge + ` AS age, count() FROM block_events WHERE ` + agesKnown + ` AND ` + inTail + ` GROUP BY age)
+GROUP BY lifetime ORDER BY min(age)
 LIMIT {limit:UInt64}`,
 		columns: []Column{
 			{"lifetime", "text", ""}, {"evicted", "number", "blocks"}, {"of", "number", "blocks"}, {"share", "ratio", ""},
 		},
-		chart: Chart{"bar", "lifetime", []string{"evicted"}},
-		notes: []string{"only blocks that lost their last copy and whose age is known; those still resident are not in it"},
+		chart:    Chart{"bar", "lifetime", []string{"evicted"}},
+		notes:    []string{"only blocks that lost their last copy and whose age is known; those still resident are not in it"},
+		counting: wholeWindow,
 	},
 	{
 		Name: "hot-prefixes", Title: "Hot prefixes",

@@ -31,6 +31,7 @@ type Query struct {
 	columns  []Column
 	chart    Chart
 	notes    []string
+	counting counting
 	sampled  bool   // it may look at a share of the blocks
 	inferred bool   // its answer is what events suggest, not what they say
 	weight   string // the column that says how many each of a row's records stands for; empty = they are all
@@ -331,6 +332,11 @@ func (r *Reader) Ask(ctx context.Context, name string, asked map[string]string) 
 		if share > 1 {
 			a.Exactness = "sampled"
 			a.Notes = append(a.Notes, fmt.Sprintf("one block in %d was looked at, by its hash, and numbers of blocks and tokens are times %d", share, share))
+		}
+	}
+	if q.counting != notCounting {
+		if err := r.bindCounted(ctx, bound, q.counting); err != nil {
+			return nil, err
 		}
 	}
 	if q.inferred {

@@ -18,6 +18,7 @@ type Reader struct {
 	conn     clickhouse.Conn
 	readOnly int    // ClickHouse's: 1 refuses settings within the statement, too
 	sample   uint64 // rows that curves are made of, at most about
+	rowsOnly bool   // tests ask without roll-ups
 }
 
 // NewReader returns a reader. ClickHouse need not answer yet. The caller closes it.

@@ -20,7 +20,7 @@ func (w *Writer) ResumeRecords(ctx context.Context) (event.Position, error) {
 	return w.records.reached, nil
 }
 
-// Records keeps the records of one message of the stream of records, which the stream took at a time, and says that all up to it
+// Records keeps the records of one message of the stream of records, all of one source, which the stream took at a time, and says that all up to it
 // was handed over. Messages are handed over in order; one that was handed over before is passed over. It waits while the open round has no room.
 func (w *Writer) Records(ctx context.Context, at event.Position, stored event.Time, list event.Records) error {
 	r, err := w.openRound(ctx, func(r *round) bool { return r.rows() < w.cfg.MaxRows })
@@ -68,22 +68,29 @@ type recordPlaces struct {
 	skip    recordSkips
 }
 
-// recordSkips are, of each table and by a stream's creation, up to which sequence it has everything.
-type recordSkips [recordTables]map[event.Time]uint64
+// recordSkips are, of each table and by source and a stream's creation, up to which sequence it has everything.
+type recordSkips [recordTables]map[recordPlace]uint64
+
+type recordPlace struct {
+	source string
+	stream event.Time
+}
 
 // leaveOut drops what the tables have.
 func (p *recordPlaces) leaveOut(at event.Position, list *event.Records) {
-	has := func(table int) bool { return at.Sequence <= p.skip[table][at.Created] }
-	if has(transferTable) {
+	has := func(table int, source *event.Source) bool {
+		return len(p.skip[table]) > 0 && at.Sequence <= p.skip[table][recordPlace{source.Tokens(), at.Created}]
+	}
+	if len(list.Transfers) > 0 && has(transferTable, &list.Transfers[0].Source) {
 		list.Transfers = nil
 	}
-	if has(lookupTable) {
+	if len(list.Lookups) > 0 && has(lookupTable, &list.Lookups[0].Source) {
 		list.Lookups = nil
 	}
-	if has(requestTable) {
+	if len(list.Requests) > 0 && has(requestTable, &list.Requests[0].Source) {
 		list.Requests = nil
 	}
-	if has(sampleTable) {
+	if len(list.Samples) > 0 && has(sampleTable, &list.Samples[0].Source) {
 		list.Samples = nil
 	}
 }
@@ -162,8 +169,8 @@ func (r *recordHeads) add(at place, n int, source *event.Source, told event.Time
 // recordsName is the source of the row of progress that has the place in the stream of records.
 const recordsName = "records"
 
-// readRecordsBeyond reads how far each table of records goes beyond the last finished round. Its messages are inserted in the
-// order of their stream.
+// readRecordsBeyond reads how far each table of records goes beyond the last finished round, source by source. Its messages are inserted
+// in the order of their stream.
 func (s *standing) readRecordsBeyond(ctx context.Context, conn clickhouse.Conn) error {
 	ctx = clickhouse.Context(ctx, clickhouse.WithParameters(clickhouse.Parameters{
 		"stream": fmt.Sprint(int64(s.committed.records.Created)), "after": fmt.Sprint(s.committed.records.Sequence),
@@ -178,21 +185,22 @@ func (s *standing) readRecordsBeyond(ctx context.Context, conn clickhouse.Conn) 
 	return nil
 }
 
-func readRecordsOf(ctx context.Context, conn clickhouse.Conn, table string) (map[event.Time]uint64, error) {
-	rows, err := conn.Query(ctx, `SELECT stream, max(stream_seq) FROM `+table+`
-WHERE stream > {stream:Int64} OR stream = {stream:Int64} AND stream_seq > {after:UInt64} GROUP BY stream`)
+func readRecordsOf(ctx context.Context, conn clickhouse.Conn, table string) (map[recordPlace]uint64, error) {
+	rows, err := conn.Query(ctx, `SELECT toString(source), stream, max(stream_seq) FROM `+table+`
+WHERE stream > {stream:Int64} OR stream = {stream:Int64} AND stream_seq > {after:UInt64} GROUP BY source, stream`)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	beyond := make(map[event.Time]uint64)
+	beyond := make(map[recordPlace]uint64)
 	for rows.Next() {
+		var source string
 		var stream int64
 		var far uint64
-		if err := rows.Scan(&stream, &far); err != nil {
+		if err := rows.Scan(&source, &stream, &far); err != nil {
 			return nil, err
 		}
-		beyond[event.Time(stream)] = far
+		beyond[recordPlace{source, event.Time(stream)}] = far
 	}
 	return beyond, rows.Err()
 }

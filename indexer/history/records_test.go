@@ -27,15 +27,15 @@ func recordStream(w *world, created event.Time, n int) (made []recordMessage) {
 		m := recordMessage{
 			at: event.Position{Stream: "KV_RECORDS", Created: created, Sequence: uint64(i + 1)}, stored: event.UnixTime(w.now),
 		}
+		source := w.pubs[w.IntN(len(w.pubs))].source
 		for range w.IntN(4) {
 			m.list.Transfers = append(m.list.Transfers, event.Transfer{
-				Source: w.pubs[w.IntN(len(w.pubs))].source, Kind: event.TransferKind(1 + w.IntN(4)), Time: m.stored - event.Time(w.IntN(1e9)),
+				Source: source, Kind: event.TransferKind(1 + w.IntN(4)), Time: m.stored - event.Time(w.IntN(1e9)),
 				Transport: "tcp", Request: "r'\\", Peer: "p", From: event.GPU, To: event.CPU, Blocks: w.Uint32N(100), Ranks: 2, Bytes: w.Uint64N(1e12),
 				Pieces: w.Uint64N(1e6), Duration: time.Duration(w.IntN(1e9)), Post: time.Duration(w.IntN(1e6)), Reason: "no lease",
 			})
 		}
 		for range w.IntN(3) {
-			source := w.pubs[w.IntN(len(w.pubs))].source
 			m.list.Lookups = append(m.list.Lookups, event.Lookup{
 				Source: source, Asker: event.Asker(1 + w.IntN(3)), Time: m.stored - 5, Request: "q'\\", Session: "s", Tenant: "t", OneIn: 1 + w.Uint32N(9),
 				BlockSize: 16, Tokens: w.Uint64N(1e6), Prefix: event.PrefixHash(w.Uint64()), Holders: w.Uint32N(9), Longest: w.Uint64N(1e6),
@@ -50,7 +50,7 @@ func recordStream(w *world, created event.Time, n int) (made []recordMessage) {
 		}
 		if w.IntN(5) == 0 {
 			m.list.Samples = append(m.list.Samples, event.Sample{
-				Source: w.pubs[0].source, Time: m.stored - 7, Device: "GPU-0", MemoryUsed: w.Uint64(), MemoryTotal: 2, Busy: 3, MemoryBusy: 4, Power: 5, Temperature: 6,
+				Source: source, Time: m.stored - 7, Device: "GPU-0", MemoryUsed: w.Uint64(), MemoryTotal: 2, Busy: 3, MemoryBusy: 4, Power: 5, Temperature: 6,
 				PCIeReceived: 7, PCIeSent: 8,
 			})
 		}

@@ -21,6 +21,7 @@ type world struct {
 	lives [][]*item // of the bus stream: each loses what was before it
 	now   time.Time
 	seq   uint64
+	whole bool // nothing is dropped, so that nobody goes on from a checkpoint
 }
 
 // item is one message of a bus stream.
@@ -55,6 +56,18 @@ type checkpoint struct {
 // newWorld makes streams of some items each. The committed times cross midnight.
 func newWorld(seed uint64, lives, items int) *world {
 	w := &world{Rand: rand.New(rand.NewPCG(seed, 1))}
+	w.fill(seed, lives, items)
+	return w
+}
+
+// newWholeWorld makes one stream of which nothing is dropped.
+func newWholeWorld(seed uint64, items int) *world {
+	w := &world{Rand: rand.New(rand.NewPCG(seed, 1)), whole: true}
+	w.fill(seed, 1, items)
+	return w
+}
+
+func (w *world) fill(seed uint64, lives, items int) {
 	w.now = time.Now().UTC().Truncate(24 * time.Hour).Add(-24*time.Hour - 20*time.Second)
 	for i := range 4 {
 		w.pubs = append(w.pubs, &publisher{
@@ -88,7 +101,6 @@ func newWorld(seed uint64, lives, items int) *world {
 			p.checkpoint(w) // the stream's identity changes
 		}
 	}
-	return w
 }
 
 // publish makes what a source tells next.
@@ -120,7 +132,11 @@ func (w *world) publish(p *publisher, put func(*item)) {
 		b := event.Batch{First: p.seq, Last: p.seq, Way: event.Live, Rank: -1}
 		b.Time = event.UnixTime(w.now.Add(-time.Duration(w.IntN(1e9))))
 		b.Received = b.Time + event.Time(w.IntN(1e6))
-		switch w.IntN(20) {
+		what := w.IntN(20)
+		if w.whole && what == 1 {
+			what = 4
+		}
+		switch what {
 		case 0, 2, 3: // lost
 			b.Last += event.Seq(w.IntN(5))
 			b.Way, b.Reason = event.Lost, "no replay"

@@ -14,7 +14,6 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"kvstrata/event"
-	"kvstrata/indexer/history/embedded"
 )
 
 // Writer keeps every event of the stream. It is a sink that remembers where it stood: whoever reads the stream asks Resume
@@ -38,12 +37,14 @@ type Writer struct {
 	reached   event.Position
 	records   recordPlaces
 	committed committed
+	rolled    rollups
 	lineage   *lineage
 	life      int64  // when this Run began, in ns: a part of its tokens
 	trouble   string // why inserts do not go through; empty = they do
 	said      time.Time
 
 	insert insertFunc      // insert, or native's; tests lose its answers
+	exec   execFunc        // of what rolls up; tests lose its answers
 	native *nativeInserter // nil where a server is used
 }
 
@@ -102,6 +103,7 @@ type round struct {
 	batches   batchRows
 	chains    chainRows
 	blocks    blockRows
+	held      blockRows // of one message, those that the table has: only what they continue is told again
 	loads     loadRows
 	ledger    ledgerRows
 	snapshots []*snapshotRows
@@ -120,22 +122,21 @@ func newRound() *round {
 	return &round{marks: make(map[event.Source]mark), restored: make(map[event.Source]bool)}
 }
 
-// rows counts the rows of a round.
+// rows counts the rows of a round, but for those of chains, which are fewer than the blocks'.
 func (r *round) rows() int {
-	n := r.dated()
+	n := r.batches.len() + r.blocks.len() + r.loads.len() + r.ledger.len()
+	for _, s := range r.snapshots {
+		n += s.len()
+	}
 	for _, day := range r.told {
 		n += day.len()
 	}
 	return n
 }
 
-// dated counts the rows that are of the round's day.
-func (r *round) dated() int {
-	n := r.batches.len() + r.blocks.len() + r.loads.len() + r.ledger.len()
-	for _, s := range r.snapshots {
-		n += s.len()
-	}
-	return n
+// dated reports whether the round has rows of its day.
+func (r *round) dated() bool {
+	return r.batches.len()+r.chains.len()+r.blocks.len()+r.loads.len()+r.ledger.len()+len(r.snapshots) > 0
 }
 
 func (r *round) reset() {
@@ -144,7 +145,7 @@ func (r *round) reset() {
 	r.blocks.reset()
 	clear(r.marks)
 	clear(r.restored)
-	*r = round{batches: r.batches, chains: r.chains, blocks: r.blocks, marks: r.marks, restored: r.restored}
+	*r = round{batches: r.batches, chains: r.chains, blocks: r.blocks, held: r.held, marks: r.marks, restored: r.restored}
 }
 
 // NewWriter returns a writer. Nothing is connected before Run runs.
@@ -154,14 +155,14 @@ func NewWriter(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Writer
 	}
 	w := &Writer{
 		cfg: cfg, log: log.With("role", "history"), running: make(chan struct{}),
-		taken: make(chan struct{}), full: make(chan struct{}, 1), insert: insert, trouble: notRunning,
+		taken: make(chan struct{}), full: make(chan struct{}, 1), insert: insert, exec: exec, trouble: notRunning,
 	}
 	a, err := cfg.address()
 	if err != nil {
 		return nil, err
 	}
-	if a.socket != "" {
-		w.native = &nativeInserter{to: embedded.NewInserter(a.socket), database: a.database}
+	if a.socket != "" && a.cluster == "" {
+		w.native = newNativeInserter(a.socket, a.database)
 		w.insert = w.native.insert
 	}
 	w.metrics = newWriterMetrics(w, reg)
@@ -220,7 +221,11 @@ func (w *Writer) Apply(ctx context.Context, m *event.Message) (event.Digest, err
 	}
 	s.mark.Fence = m.Fence
 	from := r.blocks.len()
-	defer func() { w.lineage.follow(&r.blocks, from, s.spread, r.day, &r.chains) }() // of what was added, whole or not
+	defer func() { // of what was added, whole or not
+		w.lineage.follow(&r.held, 0, s.spread, r.day, &r.chains)
+		w.lineage.follow(&r.blocks, from, s.spread, r.day, &r.chains)
+		r.held.reset()
+	}()
 	for i := range m.Batches {
 		b := &m.Batches[i]
 		if s.mark.Started && b.First != s.mark.Seq+1 {
@@ -262,7 +267,9 @@ func (r *round) add(s *sourceState, at place, epoch event.Epoch, b *event.Batch)
 	}
 	for i := range b.Events {
 		ev := &b.Events[i]
-		if !s.skip[blockTable].covers(epoch, b.First) {
+		if s.skip[blockTable].covers(epoch, b.First) {
+			r.held.add(at, s.tokens, epoch, b, i)
+		} else {
 			r.blocks.add(at, s.tokens, epoch, b, i)
 		}
 		if ev.Kind == event.Loaded && !s.skip[loadTable].covers(epoch, b.First) {
@@ -285,9 +292,9 @@ func (r *round) add(s *sourceState, at place, epoch event.Epoch, b *event.Batch)
 func (w *Writer) room(ctx context.Context, source event.Source, committed time.Time) (*round, error) {
 	day := committed.Unix() / 86400
 	r, err := w.openRound(ctx, func(r *round) bool {
-		return !r.restored[source] && r.rows() < w.cfg.MaxRows && (r.dated() == 0 || r.day == day)
+		return !r.restored[source] && r.rows() < w.cfg.MaxRows && (!r.dated() || r.day == day)
 	})
-	if err == nil && r.dated() == 0 {
+	if err == nil && !r.dated() {
 		r.begin(day, committed)
 	}
 	return r, err
@@ -456,7 +463,7 @@ func (w *Writer) note(row ledgerRow) { w.noteAt(w.reached, row) }
 func (w *Writer) noteAt(at event.Position, row ledgerRow) {
 	now := time.Now()
 	r := w.open
-	if r.dated() == 0 {
+	if !r.dated() {
 		r.begin(now.Unix()/86400, now)
 	}
 	if day := now.Unix() / 86400; r.day != day {

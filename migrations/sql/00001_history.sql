@@ -64,7 +64,7 @@ ENGINE = MergeTree
 PARTITION BY toDate(committed)
 ORDER BY (toStartOfHour(committed), hash, source, seq, ev, pos)
 TTL toDate(committed) + INTERVAL 30 DAY
-SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000;
+SETTINGS min_bytes_for_wide_part = 134217728, ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000;
 -- +goose StatementEnd
 
 -- What a prefix continues, once for each day on which it was stored. Rows of one prefix add up to one, told twice or not:
@@ -84,7 +84,7 @@ ENGINE = AggregatingMergeTree
 PARTITION BY day
 ORDER BY (hash, named)
 TTL day + INTERVAL 30 DAY
-SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000;
+SETTINGS min_bytes_for_wide_part = 134217728, ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000;
 -- +goose StatementEnd
 
 -- +goose StatementBegin

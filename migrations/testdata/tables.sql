@@ -39,7 +39,7 @@ CREATE TABLE default.block_events
   `dp_rank` UInt32 ALIAS toUInt32OrZero(splitByChar('.', source)[4]),
   `origin` String ALIAS splitByChar('.', source)[5],
   INDEX by_engine_hash engine_hash TYPE bloom_filter(0.01) GRANULARITY 4)
-ENGINE = MergeTree PARTITION BY toDate(committed) ORDER BY (toStartOfHour(committed), hash, source, seq, ev, pos) TTL toDate(committed) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+ENGINE = MergeTree PARTITION BY toDate(committed) ORDER BY (toStartOfHour(committed), hash, source, seq, ev, pos) TTL toDate(committed) + toIntervalDay(30) SETTINGS min_bytes_for_wide_part = 134217728, ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
 
 CREATE TABLE default.chains
   (`day` Date CODEC(ZSTD(1)),
@@ -49,7 +49,7 @@ CREATE TABLE default.chains
   `depth` SimpleAggregateFunction(max, UInt32) COMMENT 'blocks from the root to this one; 0 = unknown' CODEC(T64, ZSTD(1)),
   `block_size` SimpleAggregateFunction(max, UInt32) CODEC(T64, ZSTD(1)),
   `first_seen` SimpleAggregateFunction(min, DateTime('UTC')) COMMENT 'when the bus took it, on that day' CODEC(T64, ZSTD(1)))
-ENGINE = AggregatingMergeTree PARTITION BY day ORDER BY (hash, named) TTL day + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+ENGINE = AggregatingMergeTree PARTITION BY day ORDER BY (hash, named) TTL day + toIntervalDay(30) SETTINGS min_bytes_for_wide_part = 134217728, ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
 
 CREATE TABLE default.gpu_samples
   (`committed` DateTime64(6, 'UTC') CODEC(Delta(8), ZSTD(1)),
@@ -171,6 +171,72 @@ CREATE TABLE default.requests
   INDEX by_request request TYPE bloom_filter(0.01) GRANULARITY 4,
   INDEX by_stream (stream, stream_seq) TYPE minmax GRANULARITY 1)
 ENGINE = MergeTree PARTITION BY toDate(committed) ORDER BY (source, committed, stream_seq, rec) TTL toDate(committed) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+
+CREATE TABLE default.rollup_hours
+  (`bucket` DateTime('UTC') COMMENT 'when it begins' CODEC(Delta(4), ZSTD(1)),
+  `source` LowCardinality(String) CODEC(ZSTD(1)),
+  `epoch` UInt64 CODEC(ZSTD(1)),
+  `tier` LowCardinality(String) COMMENT 'empty for what has none' CODEC(ZSTD(1)),
+  `version` UInt64 CODEC(Delta(8), ZSTD(1)),
+  `blocks` UInt64 COMMENT 'rows of block_events' CODEC(T64, ZSTD(1)),
+  `stored` UInt64 COMMENT 'blocks that changed copies' CODEC(T64, ZSTD(1)),
+  `evicted` UInt64 COMMENT 'blocks that changed copies' CODEC(T64, ZSTD(1)),
+  `loaded` UInt64 COMMENT 'blocks' CODEC(T64, ZSTD(1)),
+  `cleared` UInt64 CODEC(T64, ZSTD(1)),
+  `ages` Map(UInt64, UInt64) COMMENT 'of evicted last copies in ms, rounded down to 8 binary digits and to the bounds of lifetimes: how many' CODEC(ZSTD(1)),
+  `first` DateTime('UTC') COMMENT 'of blocks; 1970 = none' CODEC(Delta(4), ZSTD(1)),
+  `last` DateTime('UTC') CODEC(Delta(4), ZSTD(1)),
+  `batches` UInt64 CODEC(T64, ZSTD(1)),
+  `sequences` UInt64 COMMENT 'of batches, but for those that were dropped' CODEC(T64, ZSTD(1)),
+  `lost` UInt64 COMMENT 'sequences' CODEC(T64, ZSTD(1)),
+  `loads` UInt64 CODEC(T64, ZSTD(1)),
+  `load_bytes` UInt64 CODEC(T64, ZSTD(1)),
+  `load_us` UInt64 CODEC(T64, ZSTD(1)))
+ENGINE = ReplacingMergeTree(version) PARTITION BY toDate(bucket) ORDER BY (bucket, source, epoch, tier) TTL toDate(bucket) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+
+CREATE TABLE default.rollup_minutes
+  (`bucket` DateTime('UTC') COMMENT 'when it begins' CODEC(Delta(4), ZSTD(1)),
+  `source` LowCardinality(String) CODEC(ZSTD(1)),
+  `epoch` UInt64 CODEC(ZSTD(1)),
+  `tier` LowCardinality(String) COMMENT 'empty for what has none' CODEC(ZSTD(1)),
+  `version` UInt64 CODEC(Delta(8), ZSTD(1)),
+  `blocks` UInt64 COMMENT 'rows of block_events' CODEC(T64, ZSTD(1)),
+  `stored` UInt64 COMMENT 'blocks that changed copies' CODEC(T64, ZSTD(1)),
+  `evicted` UInt64 COMMENT 'blocks that changed copies' CODEC(T64, ZSTD(1)),
+  `loaded` UInt64 COMMENT 'blocks' CODEC(T64, ZSTD(1)),
+  `cleared` UInt64 CODEC(T64, ZSTD(1)),
+  `ages` Map(UInt64, UInt64) COMMENT 'of evicted last copies in ms, rounded down to 8 binary digits and to the bounds of lifetimes: how many' CODEC(ZSTD(1)),
+  `first` DateTime('UTC') COMMENT 'of blocks; 1970 = none' CODEC(Delta(4), ZSTD(1)),
+  `last` DateTime('UTC') CODEC(Delta(4), ZSTD(1)),
+  `batches` UInt64 CODEC(T64, ZSTD(1)),
+  `sequences` UInt64 COMMENT 'of batches, but for those that were dropped' CODEC(T64, ZSTD(1)),
+  `lost` UInt64 COMMENT 'sequences' CODEC(T64, ZSTD(1)),
+  `loads` UInt64 CODEC(T64, ZSTD(1)),
+  `load_bytes` UInt64 CODEC(T64, ZSTD(1)),
+  `load_us` UInt64 CODEC(T64, ZSTD(1)))
+ENGINE = ReplacingMergeTree(version) PARTITION BY toDate(bucket) ORDER BY (bucket, source, epoch, tier) TTL toDate(bucket) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
+
+CREATE TABLE default.rollup_seconds
+  (`bucket` DateTime('UTC') COMMENT 'when it begins' CODEC(Delta(4), ZSTD(1)),
+  `source` LowCardinality(String) CODEC(ZSTD(1)),
+  `epoch` UInt64 CODEC(ZSTD(1)),
+  `tier` LowCardinality(String) COMMENT 'empty for what has none' CODEC(ZSTD(1)),
+  `version` UInt64 CODEC(Delta(8), ZSTD(1)),
+  `blocks` UInt64 COMMENT 'rows of block_events' CODEC(T64, ZSTD(1)),
+  `stored` UInt64 COMMENT 'blocks that changed copies' CODEC(T64, ZSTD(1)),
+  `evicted` UInt64 COMMENT 'blocks that changed copies' CODEC(T64, ZSTD(1)),
+  `loaded` UInt64 COMMENT 'blocks' CODEC(T64, ZSTD(1)),
+  `cleared` UInt64 CODEC(T64, ZSTD(1)),
+  `ages` Map(UInt64, UInt64) COMMENT 'of evicted last copies in ms, rounded down to 8 binary digits and to the bounds of lifetimes: how many' CODEC(ZSTD(1)),
+  `first` DateTime('UTC') COMMENT 'of blocks; 1970 = none' CODEC(Delta(4), ZSTD(1)),
+  `last` DateTime('UTC') CODEC(Delta(4), ZSTD(1)),
+  `batches` UInt64 CODEC(T64, ZSTD(1)),
+  `sequences` UInt64 COMMENT 'of batches, but for those that were dropped' CODEC(T64, ZSTD(1)),
+  `lost` UInt64 COMMENT 'sequences' CODEC(T64, ZSTD(1)),
+  `loads` UInt64 CODEC(T64, ZSTD(1)),
+  `load_bytes` UInt64 CODEC(T64, ZSTD(1)),
+  `load_us` UInt64 CODEC(T64, ZSTD(1)))
+ENGINE = ReplacingMergeTree(version) PARTITION BY toDate(bucket) ORDER BY (bucket, source, epoch, tier) TTL toDate(bucket) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
 
 CREATE TABLE default.snapshots
   (`committed` DateTime64(6, 'UTC') CODEC(Delta(8), ZSTD(1)),

@@ -21,7 +21,7 @@ type Limits struct {
 	QueryMemory uint64 // what one query of the read pools may hold
 	MarkCache   uint64 // the cache of MergeTree's marks; the engine's own default is 5 GiB
 
-	Writers int // connections that write
+	Writers int // connections that write; two more write aside
 	Readers int // connections of the dashboard; free SQL has one
 
 	QueryTime time.Duration // how long one query of the read pools may take
@@ -75,6 +75,7 @@ type Pool string
 
 const (
 	Writer    Pool = "writer"    // may do everything
+	Aside     Pool = "aside"     // as Writer, beside it: for rows of which it does not matter when they come, nor how often
 	Dashboard Pool = "dashboard" // reads, for queries of ours that people wait for
 	Free      Pool = "free"      // reads, for SQL that anybody wrote
 )
@@ -86,6 +87,7 @@ const PoolHeader = "X-Kvstrata-Pool"
 type ChildConfig struct {
 	Dir     string // holds the lock, the socket and the data
 	Library string // the engine's shared library, as Find returned it
+	File    string // configuration of ClickHouse's own; empty = none
 	Limits  Limits
 
 	// Parent yields nothing, and ends when the parent dies: then so does the child. Nil watches nobody.

@@ -11,13 +11,16 @@ import (
 	"strings"
 )
 
-// Inserter sends whole blocks to the writer pool of the child that listens at a socket, as they are: a client library would
+// Inserter sends whole blocks to a pool that writes, of the child that listens at a socket, as they are: a client library would
 // copy each column several times. Any goroutine may use it.
-type Inserter struct{ client *http.Client }
+type Inserter struct {
+	pool   Pool
+	client *http.Client
+}
 
 // NewInserter returns an inserter. Nothing connects before the first use. The caller closes it.
-func NewInserter(socket string) *Inserter {
-	return &Inserter{client: &http.Client{Transport: &http.Transport{
+func NewInserter(socket string, pool Pool) *Inserter {
+	return &Inserter{pool: pool, client: &http.Client{Transport: &http.Transport{
 		DialContext:     func(ctx context.Context, _, _ string) (net.Conn, error) { return DialSocket(ctx, socket) },
 		WriteBufferSize: 256 << 10, MaxIdleConns: 1, DisableCompression: true,
 	}}}
@@ -37,7 +40,7 @@ func (i *Inserter) Insert(ctx context.Context, database, table string, columns [
 	if err != nil {
 		return err
 	}
-	req.Header.Set(PoolHeader, string(Writer))
+	req.Header.Set(PoolHeader, string(i.pool))
 	resp, err := i.client.Do(req)
 	if err != nil {
 		return err

@@ -49,11 +49,14 @@ type pools struct {
 }
 
 // openPools boots the engine on dir and opens every connection that there will be.
-func openPools(lib *library, dir string, l Limits) (*pools, error) {
+func openPools(lib *library, dir, file string, l Limits) (*pools, error) {
 	boot := []string{
 		"kvstrata", "--path=" + dir,
 		fmt.Sprintf("--max_server_memory_usage=%d", l.Memory),
 		fmt.Sprintf("--mark_cache_size=%d", l.MarkCache),
+	}
+	if file != "" {
+		boot = append(boot, "--config-file="+file)
 	}
 	read := []string{
 		"--readonly=1",
@@ -87,7 +90,7 @@ func openPools(lib *library, dir string, l Limits) (*pools, error) {
 		n        int
 		readOnly bool
 		args     []string
-	}{{Writer, l.Writers, false, nil}, {Dashboard, l.Readers, true, read}, {Free, 1, true, read}} {
+	}{{Writer, l.Writers, false, nil}, {Aside, 2, false, nil}, {Dashboard, l.Readers, true, read}, {Free, 1, true, read}} {
 		if all.named[p.name], err = open(p.name, p.n, p.readOnly, p.args...); err != nil {
 			return nil, err
 		}
@@ -97,7 +100,7 @@ func openPools(lib *library, dir string, l Limits) (*pools, error) {
 
 // close gives back every connection that comes free before ctx ends, and reports whether that was all. The engine closes with the last.
 func (p *pools) close(ctx context.Context) bool {
-	for _, pool := range []*pool{p.named[Writer], p.named[Dashboard], p.named[Free], p.control} {
+	for _, pool := range []*pool{p.named[Writer], p.named[Aside], p.named[Dashboard], p.named[Free], p.control} {
 		for range cap(pool.free) {
 			select {
 			case c := <-pool.free:

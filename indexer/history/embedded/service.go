@@ -127,7 +127,7 @@ func (s *service) run(w http.ResponseWriter, r *http.Request) error {
 	}
 	p, ok := s.pools.named[q.pool]
 	if !ok {
-		return refuse(codeBadArguments, "BAD_ARGUMENTS", "%s %q: want writer, dashboard or free", PoolHeader, q.pool)
+		return refuse(codeBadArguments, "BAD_ARGUMENTS", "%s %q: want writer, aside, dashboard or free", PoolHeader, q.pool)
 	}
 	if p.readOnly && q.body != nil {
 		return refuse(codeReadOnly, "READONLY", "the %s connections only read: no INSERT", q.pool)

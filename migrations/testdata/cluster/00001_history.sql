@@ -30,7 +30,7 @@ SETTINGS ttl_only_drop_parts = 1, replicated_deduplication_window = 1000;
 -- +goose StatementEnd
 -- +goose StatementBegin
 CREATE TABLE IF NOT EXISTS batches ON CLUSTER 'fleet' AS batches_local
-ENGINE = Distributed('fleet', currentDatabase(), 'batches_local');
+ENGINE = Distributed('fleet', currentDatabase(), 'batches_local', cityHash64(source));
 -- +goose StatementEnd
 
 -- A row a block. Rows of one hash lie together within their hour, so that times are whole seconds: finer ones, and those of the
@@ -68,11 +68,11 @@ ENGINE = ReplicatedMergeTree('/clickhouse/tables/{shard}/{database}/block_events
 PARTITION BY toDate(committed)
 ORDER BY (toStartOfHour(committed), hash, source, seq, ev, pos)
 TTL toDate(committed) + INTERVAL 30 DAY
-SETTINGS ttl_only_drop_parts = 1, replicated_deduplication_window = 1000;
+SETTINGS min_bytes_for_wide_part = 134217728, ttl_only_drop_parts = 1, replicated_deduplication_window = 1000;
 -- +goose StatementEnd
 -- +goose StatementBegin
 CREATE TABLE IF NOT EXISTS block_events ON CLUSTER 'fleet' AS block_events_local
-ENGINE = Distributed('fleet', currentDatabase(), 'block_events_local');
+ENGINE = Distributed('fleet', currentDatabase(), 'block_events_local', cityHash64(source));
 -- +goose StatementEnd
 
 -- What a prefix continues, once for each day on which it was stored. Rows of one prefix add up to one, told twice or not:
@@ -92,11 +92,11 @@ ENGINE = ReplicatedAggregatingMergeTree('/clickhouse/tables/{shard}/{database}/c
 PARTITION BY day
 ORDER BY (hash, named)
 TTL day + INTERVAL 30 DAY
-SETTINGS ttl_only_drop_parts = 1, replicated_deduplication_window = 1000;
+SETTINGS min_bytes_for_wide_part = 134217728, ttl_only_drop_parts = 1, replicated_deduplication_window = 1000;
 -- +goose StatementEnd
 -- +goose StatementBegin
 CREATE TABLE IF NOT EXISTS chains ON CLUSTER 'fleet' AS chains_local
-ENGINE = Distributed('fleet', currentDatabase(), 'chains_local');
+ENGINE = Distributed('fleet', currentDatabase(), 'chains_local', hash);
 -- +goose StatementEnd
 
 -- +goose StatementBegin
@@ -129,7 +129,7 @@ SETTINGS ttl_only_drop_parts = 1, replicated_deduplication_window = 1000;
 -- +goose StatementEnd
 -- +goose StatementBegin
 CREATE TABLE IF NOT EXISTS loads ON CLUSTER 'fleet' AS loads_local
-ENGINE = Distributed('fleet', currentDatabase(), 'loads_local');
+ENGINE = Distributed('fleet', currentDatabase(), 'loads_local', cityHash64(source));
 -- +goose StatementEnd
 
 -- A row a transfer record: what a connector loaded, saved or could not, and leases that ended unused. (stream, stream_seq) is the
@@ -168,7 +168,7 @@ SETTINGS ttl_only_drop_parts = 1, replicated_deduplication_window = 1000;
 -- +goose StatementEnd
 -- +goose StatementBegin
 CREATE TABLE IF NOT EXISTS transfers ON CLUSTER 'fleet' AS transfers_local
-ENGINE = Distributed('fleet', currentDatabase(), 'transfers_local');
+ENGINE = Distributed('fleet', currentDatabase(), 'transfers_local', cityHash64(source));
 -- +goose StatementEnd
 
 -- A row a lookup: how much of a prompt was cached, as an index expected it, or as an engine found it. The source is the engine that the
@@ -210,7 +210,7 @@ SETTINGS ttl_only_drop_parts = 1, replicated_deduplication_window = 1000;
 -- +goose StatementEnd
 -- +goose StatementBegin
 CREATE TABLE IF NOT EXISTS lookups ON CLUSTER 'fleet' AS lookups_local
-ENGINE = Distributed('fleet', currentDatabase(), 'lookups_local');
+ENGINE = Distributed('fleet', currentDatabase(), 'lookups_local', cityHash64(source));
 -- +goose StatementEnd
 
 -- A row a request that an engine is done with, as its connector knows it.
@@ -244,7 +244,7 @@ SETTINGS ttl_only_drop_parts = 1, replicated_deduplication_window = 1000;
 -- +goose StatementEnd
 -- +goose StatementBegin
 CREATE TABLE IF NOT EXISTS requests ON CLUSTER 'fleet' AS requests_local
-ENGINE = Distributed('fleet', currentDatabase(), 'requests_local');
+ENGINE = Distributed('fleet', currentDatabase(), 'requests_local', cityHash64(source));
 -- +goose StatementEnd
 
 -- A row a sample of a device; what is not known is 0.
@@ -278,7 +278,7 @@ SETTINGS ttl_only_drop_parts = 1, replicated_deduplication_window = 1000;
 -- +goose StatementEnd
 -- +goose StatementBegin
 CREATE TABLE IF NOT EXISTS gpu_samples ON CLUSTER 'fleet' AS gpu_samples_local
-ENGINE = Distributed('fleet', currentDatabase(), 'gpu_samples_local');
+ENGINE = Distributed('fleet', currentDatabase(), 'gpu_samples_local', cityHash64(source));
 -- +goose StatementEnd
 
 -- +goose StatementBegin
@@ -306,7 +306,7 @@ SETTINGS ttl_only_drop_parts = 1, replicated_deduplication_window = 1000;
 -- +goose StatementEnd
 -- +goose StatementBegin
 CREATE TABLE IF NOT EXISTS ledger ON CLUSTER 'fleet' AS ledger_local
-ENGINE = Distributed('fleet', currentDatabase(), 'ledger_local');
+ENGINE = Distributed('fleet', currentDatabase(), 'ledger_local', cityHash64(source));
 -- +goose StatementEnd
 
 -- +goose StatementBegin
@@ -335,7 +335,7 @@ SETTINGS ttl_only_drop_parts = 1, replicated_deduplication_window = 1000;
 -- +goose StatementEnd
 -- +goose StatementBegin
 CREATE TABLE IF NOT EXISTS snapshots ON CLUSTER 'fleet' AS snapshots_local
-ENGINE = Distributed('fleet', currentDatabase(), 'snapshots_local');
+ENGINE = Distributed('fleet', currentDatabase(), 'snapshots_local', cityHash64(source));
 -- +goose StatementEnd
 
 -- Where the writer stands. The row of source '' has the position of its round in the stream of events, that of 'records' the one
@@ -361,7 +361,7 @@ SETTINGS replicated_deduplication_window = 1000;
 -- +goose StatementEnd
 -- +goose StatementBegin
 CREATE TABLE IF NOT EXISTS progress ON CLUSTER 'fleet' AS progress_local
-ENGINE = Distributed('fleet', currentDatabase(), 'progress_local');
+ENGINE = Distributed('fleet', currentDatabase(), 'progress_local', 0);
 -- +goose StatementEnd
 
 -- +goose Down
