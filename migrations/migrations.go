@@ -66,7 +66,10 @@ func Up(ctx context.Context, db *sql.DB, cfg Config) ([]Step, error) {
 	for _, r := range results {
 		steps = append(steps, Step{Version: r.Source.Version, File: r.Source.Path, Applied: true})
 	}
-	return steps, keep(ctx, db, cfg.Cluster, cfg.Keep)
+	if err := keep(ctx, db, cfg.Cluster, cfg.Keep); err != nil {
+		return steps, fmt.Errorf("migrate: %w", err)
+	}
+	return steps, nil
 }
 
 // known refuses a database that a later program has changed.

@@ -305,13 +305,14 @@ var errSwallowed = errors.New("ClickHouse takes the rows for ones that it has, a
 // deliver inserts rows until they are in, once. After an error it is unknown whether they are: they are looked for, and
 // when they are not there sent again with the same token, and looked for again. Nothing is sent once another writer has claimed the
 // tables; that is asked while rows are made ready. Rows that add up are only sent again, under another token, whoever has the tables. On a
-// cluster one shard may have its part and another not: there the rows are sent with the same token until that is answered, since
-// replicas keep a token with its rows.
+// cluster one shard may have its part and another not: there rows are sent with the same token until that is answered, since
+// replicas keep a token with its rows; but for the writer's place, which lies on one.
 func (w *Writer) deliver(ctx context.Context, conn clickhouse.Conn, d delivery, number uint64, token string) error {
 	tries, swallowed := 0, 0
+	inParts := w.cfg.Cluster != "" && d.table != "progress"
 	return w.insist(ctx, "insert into "+d.table, func(ctx context.Context) error {
 		if tries > 0 && !d.adds {
-			if there, err := w.has(ctx, conn, d); there || err != nil {
+			if there, err := w.has(ctx, conn, d); err != nil || there && !inParts {
 				return err
 			}
 		}
@@ -325,7 +326,7 @@ func (w *Writer) deliver(ctx context.Context, conn clickhouse.Conn, d delivery, 
 		var found error
 		looking.Go(func() { found = w.alone(ctx, conn, number) })
 		d.clear = func() error { looking.Wait(); return found }
-		if err := w.insert(ctx, conn, d, fmt.Sprintf("%s:%d", token, swallowed)); err != nil || tries == 1 || w.cfg.Cluster != "" {
+		if err := w.insert(ctx, conn, d, fmt.Sprintf("%s:%d", token, swallowed)); err != nil || tries == 1 || inParts {
 			return err
 		}
 		if there, err := w.has(ctx, conn, d); there || err != nil {
@@ -336,9 +337,9 @@ func (w *Writer) deliver(ctx context.Context, conn clickhouse.Conn, d delivery, 
 	})
 }
 
-// has ends an insert that may go on, and looks for the last row of a delivery in its table. On a cluster that says nothing of the others.
+// has ends an insert that may go on, and looks for the last row of a delivery in its table.
 func (w *Writer) has(ctx context.Context, conn clickhouse.Conn, d delivery) (bool, error) {
-	if err := w.endInserts(ctx, conn, d.queryID); err != nil || w.cfg.Cluster != "" {
+	if err := w.endInserts(ctx, conn, d.queryID); err != nil {
 		return false, err
 	}
 	where, bound := d.condition()

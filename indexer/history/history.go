@@ -181,7 +181,7 @@ func (a address) options(pool embedded.Pool, database string) *clickhouse.Option
 		copied := *a.server
 		o = &copied
 	}
-	if (pool == embedded.Writer || pool == embedded.Aside) && (a.socket == "" || a.cluster != "") {
+	if a.socket == "" && (pool == embedded.Writer || pool == embedded.Aside) {
 		o.Settings = maps.Clone(o.Settings)
 		if o.Settings == nil {
 			o.Settings = make(clickhouse.Settings)

@@ -85,9 +85,9 @@ const PoolHeader = "X-Kvstrata-Pool"
 
 // ChildConfig says what the child serves.
 type ChildConfig struct {
-	Dir     string // holds the lock, the socket and the data
-	Library string // the engine's shared library, as Find returned it
-	File    string // configuration of ClickHouse's own; empty = none
+	Dir     string   // holds the lock, the socket and the data
+	Library string   // the engine's shared library, as Find returned it
+	Boot    []string // further arguments of ClickHouse's own
 	Limits  Limits
 
 	// Parent yields nothing, and ends when the parent dies: then so does the child. Nil watches nobody.

@@ -32,7 +32,7 @@ const (
 type Config struct {
 	Dir     string   // holds the data; no other child has it
 	Library string   // the engine's shared library; empty looks in the usual places
-	File    string   // configuration of ClickHouse's own; empty = none
+	Boot    []string // further arguments of ClickHouse's own
 	Args    []string // arguments by which this very binary is the child, as the hidden subcommand's name
 	Limits  Limits
 
@@ -292,7 +292,7 @@ func (e *Engine) start() (*child, error) {
 	if err := os.MkdirAll(e.cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make history folder: %w", err)
 	}
-	config, err := json.Marshal(ChildConfig{Dir: e.cfg.Dir, Library: e.cfg.Library, File: e.cfg.File, Limits: e.cfg.Limits})
+	config, err := json.Marshal(ChildConfig{Dir: e.cfg.Dir, Library: e.cfg.Library, Boot: e.cfg.Boot, Limits: e.cfg.Limits})
 	if err != nil {
 		return nil, fmt.Errorf("start the history engine: %w", err)
 	}

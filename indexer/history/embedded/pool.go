@@ -49,15 +49,13 @@ type pools struct {
 }
 
 // openPools boots the engine on dir and opens every connection that there will be.
-func openPools(lib *library, dir, file string, l Limits) (*pools, error) {
+func openPools(lib *library, dir string, more []string, l Limits) (*pools, error) {
 	boot := []string{
 		"kvstrata", "--path=" + dir,
 		fmt.Sprintf("--max_server_memory_usage=%d", l.Memory),
 		fmt.Sprintf("--mark_cache_size=%d", l.MarkCache),
 	}
-	if file != "" {
-		boot = append(boot, "--config-file="+file)
-	}
+	boot = append(boot, more...)
 	read := []string{
 		"--readonly=1",
 		fmt.Sprintf("--max_memory_usage=%d", l.QueryMemory),

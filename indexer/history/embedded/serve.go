@@ -57,7 +57,7 @@ func Serve(ctx context.Context, cfg ChildConfig, log *slog.Logger) error {
 	if v := cString(lib.version()); v != Version {
 		log.Warn("the ClickHouse engine is of another version than kvstrata was tried with", "library", cfg.Library, "version", v, "tried", Version)
 	}
-	pools, err := openPools(lib, filepath.Join(cfg.Dir, "clickhouse"), cfg.File, cfg.Limits)
+	pools, err := openPools(lib, filepath.Join(cfg.Dir, "clickhouse"), cfg.Boot, cfg.Limits)
 	if err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ func StartNode(t testing.TB, log *slog.Logger) *embedded.Engine {
 	if err := os.WriteFile(file, []byte(node), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return start(t, log, file)
+	return start(t, log, "--config-file="+file, "--distributed_foreground_insert=1")
 }
 
 // OneNode opens a database of the node at a socket, the statements for which lose what only several understand: that others are told, where

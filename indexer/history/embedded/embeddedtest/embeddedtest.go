@@ -43,13 +43,13 @@ func Main(m *testing.M) {
 // is skipped elsewhere.
 func Start(t testing.TB, log *slog.Logger) *embedded.Engine {
 	t.Helper()
-	return start(t, log, "")
+	return start(t, log)
 }
 
-func start(t testing.TB, log *slog.Logger, file string) *embedded.Engine {
+func start(t testing.TB, log *slog.Logger, boot ...string) *embedded.Engine {
 	t.Helper()
 	cfg := embedded.DefaultConfig()
-	cfg.Dir, cfg.File, cfg.Args, cfg.Library = t.TempDir(), file, []string{"child"}, library(t)
+	cfg.Dir, cfg.Boot, cfg.Args, cfg.Library = t.TempDir(), boot, []string{"child"}, library(t)
 	e, err := embedded.New(cfg, log, prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
