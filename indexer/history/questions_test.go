@@ -19,7 +19,12 @@ import (
 // keepAll keeps what streams published, and returns a reader of it.
 func keepAll(t *testing.T, streams ...*stream) *history.Reader {
 	t.Helper()
-	e := startEngine(t)
+	return keepIn(t, startEngine(t), streams...)
+}
+
+// keepIn does so in an engine.
+func keepIn(t *testing.T, e *engine, streams ...*stream) *history.Reader {
+	t.Helper()
 	w, _ := startWriter(t, e.config())
 	resume(t, w)
 	for _, s := range streams {
@@ -60,7 +65,7 @@ func on(tier event.Tier, ev event.Event) event.Event {
 }
 
 // churn is a hand-made fleet: blocks of prefill-0 come and go, in a storm at last; decode-1 and decode-2 hold some of the same.
-func churn(t *testing.T) (r *history.Reader, began time.Time) {
+func churn(t *testing.T, e *engine) (r *history.Reader, began time.Time) {
 	t.Helper()
 	began = time.Now().UTC().Truncate(24 * time.Hour).Add(-14 * time.Hour)
 	all := fleet(began, "prefill-0", "decode-1", "decode-2", "decode-3")
@@ -87,11 +92,16 @@ func churn(t *testing.T) (r *history.Reader, began time.Time) {
 	d.at(began, 3, run(event.Stored, 1, 2, 3))
 	d.life() // all that is gone
 	d.at(began, 95, run(event.Stored, 2), under(run(event.Stored, 7), 2))
-	return keepAll(t, all...), began
+	return keepIn(t, e, all...), began
 }
 
-func TestQuestions(t *testing.T) {
-	r, began := churn(t)
+func TestQuestions(t *testing.T) { questions(t, startEngine(t)) }
+
+// A cluster's tables give the same answers.
+func TestQuestionsOfAClustersTables(t *testing.T) { questions(t, startClusterEngine(t)) }
+
+func questions(t *testing.T, e *engine) {
+	r, began := churn(t, e)
 	window := map[string]string{"since": began.Format(time.RFC3339), "until": began.Add(2 * time.Minute).Format(time.RFC3339)}
 	ask := func(t *testing.T, name string, more ...string) *history.Answer {
 		t.Helper()

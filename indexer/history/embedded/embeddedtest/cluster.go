@@ -31,7 +31,8 @@ func StartNode(t testing.TB, log *slog.Logger) *embedded.Engine {
 	if err := os.WriteFile(file, []byte(node), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return start(t, log, "--config-file="+file, "--distributed_foreground_insert=1")
+	return start(t, log, "--config-file="+file, "--distributed_foreground_insert=1",
+		"--distributed_product_mode=global", "--prefer_global_in_and_join=1") // what is asked of a server is set with each question
 }
 
 // OneNode opens a database of the node at a socket, the statements for which lose what only several understand: that others are told, where
