@@ -58,6 +58,10 @@ func TestQuestionsOfRecords(t *testing.T) {
 			request(b, "r4", "", "", 0, 64, event.EndLoadError),
 		}},
 		{Lookups: []event.Lookup{often}},
+		{Requests: []event.Request{
+			request(a, "r8", "s1", "t1", 0, 16, event.EndStopped),
+			request(a, "r9", "s3", "t3", 100, 0, event.EndStopped),
+		}},
 		{Samples: []event.Sample{
 			{Source: a, Device: "GPU-0", MemoryUsed: 60, MemoryTotal: 80, Busy: 100, MemoryBusy: 50, Power: 400_000, Temperature: 60, PCIeReceived: 10, PCIeSent: 30},
 			{Source: a, Device: "GPU-0", MemoryUsed: 70, MemoryTotal: 80, Busy: 50, MemoryBusy: 0, Power: 200_000, Temperature: 70, PCIeReceived: 30, PCIeSent: 30},
@@ -67,7 +71,7 @@ func TestQuestionsOfRecords(t *testing.T) {
 		if err := w.Records(t.Context(), at, event.UnixTime(began.Add(time.Duration(i)*20*time.Second)), records); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "records are committed", func() bool { return i < 4 || w.CommittedRecords() == at })
+		eventually(t, "records are committed", func() bool { return i < 5 || w.CommittedRecords() == at })
 	}
 	r := newReader(t, e.config())
 	capacity, err := r.Ask(t.Context(), "capacity", map[string]string{"since": began.Format(time.RFC3339), "until": began.Add(2 * time.Minute).Format(time.RFC3339)})
@@ -91,6 +95,7 @@ func TestQuestionsOfRecords(t *testing.T) {
 		{"sessions"},
 		{"tenants"},
 		{"tenants", "engine=b"},
+		{"compare-tenants", "since=70"},
 		{"devices"},
 	} {
 		name := strings.Join(test, "_")
@@ -98,8 +103,11 @@ func TestQuestionsOfRecords(t *testing.T) {
 			values := map[string]string{"since": began.Format(time.RFC3339), "until": began.Add(2 * time.Minute).Format(time.RFC3339)}
 			for _, m := range test[1:] {
 				key, value, _ := strings.Cut(m, "=")
-				if key == "until" { // before the sampled one
+				switch key {
+				case "until": // before the sampled one
 					value = began.Add(40 * time.Second).Format(time.RFC3339)
+				case "since": // between the first requests and the others
+					value = began.Add(70 * time.Second).Format(time.RFC3339)
 				}
 				values[key] = value
 			}

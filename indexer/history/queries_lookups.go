@@ -119,6 +119,35 @@ LIMIT {limit:UInt64}`,
 		notes:   []string{fromConnectors, "an empty tenant is of requests whose client told none"},
 	},
 	{
+		Name: "compare-tenants", Title: "Two windows, by tenant",
+		Help:   "What changed from one window to another in what each tenant asked for and had cached, the largest change first.",
+		Params: []Param{since, until, beforeSince, beforeUntil, model, engine, limit},
+		sql: `WITH toDateTime(committed, 'UTC') BETWEEN toDateTime({first:Int64}, 'UTC') AND toDateTime({last:Int64}, 'UTC') AS is_now,
+toDateTime(committed, 'UTC') BETWEEN toDateTime({before_first:Int64}, 'UTC') AND toDateTime({before_last:Int64}, 'UTC') AS is_before,
+prompt - least(prompt, cached + external) AS computed
+SELECT tenant, countIf(is_before), countIf(is_now), sumIf(prompt, is_before) AS asked_before, sumIf(prompt, is_now) AS asked,
+  sumIf(computed, is_before) AS computed_before, sumIf(computed, is_now) AS computed_now,
+  (asked_before - computed_before) / asked_before, (asked - computed_now) / asked, abs(toInt64(computed_now) - toInt64(computed_before)) AS change
+FROM requests
+WHERE (is_now OR is_before) AND ` + ofEngines + `
+GROUP BY tenant ORDER BY change DESC, tenant
+LIMIT {limit:UInt64}`,
+		columns: []Column{
+			{"tenant", "text", ""},
+			{"requests before", "number", ""},
+			{"requests", "number", ""},
+			{"asked before", "number", "tokens"},
+			{"asked", "number", "tokens"},
+			{"computed before", "number", "tokens"},
+			{"computed", "number", "tokens"},
+			{"saved before", "ratio", ""},
+			{"saved", "ratio", ""},
+			{"change", "number", "tokens"},
+		},
+		chart: Chart{"bar", "tenant", []string{"computed before", "computed"}},
+		notes: []string{fromConnectors, "computed are tokens of prompts that were neither cached nor loaded; change is of these; windows of different lengths are compared as they are"},
+	},
+	{
 		Name: "devices", Title: "Devices",
 		Help:   "What each engine's devices were at, by time.",
 		Params: []Param{since, until, model, engine, limit},
