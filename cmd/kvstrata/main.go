@@ -41,6 +41,7 @@ type cli struct {
 	Explain  explainCmd  `cmd:"" help:"Tell the story of one block."`
 	Capacity capacityCmd `cmd:"" help:"Say what caches of other sizes would hit of a trace."`
 	Export   exportCmd   `cmd:"" help:"Write a window of history as a trace, for Perfetto."`
+	Devices  devicesCmd  `cmd:"" help:"Sample this machine's GPUs for history."`
 	Migrate  migrateCmd  `cmd:"" help:"Bring a ClickHouse to the present schema."`
 	Gather   gatherCmd   `cmd:"" help:"Answer lookups from indexes that each keep a part."`
 	Lookup   lookupCmd   `cmd:"" help:"Ask an index who holds the longest prefix."`
