@@ -2,6 +2,7 @@ package history
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
@@ -82,3 +83,12 @@ var WriteError = writeError
 
 // Sample bounds the rows that curves are made of.
 func (r *Reader) Sample(rows uint64) { r.sample = rows }
+
+// RowsAtOnce bounds how many rows a dump asks for at once, until it is called off.
+func RowsAtOnce(n uint64) (off func()) {
+	before := slices.Clone(keptTables)
+	for i := range keptTables {
+		keptTables[i].rows = n
+	}
+	return func() { keptTables = before }
+}
