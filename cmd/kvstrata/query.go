@@ -19,7 +19,8 @@ import (
 // tableFlags name the ClickHouse that holds history's tables.
 type tableFlags struct {
 	ClickHouse string `name:"clickhouse" help:"Ask this ClickHouse itself: clickhouse://…, http://… or unix:///path/clickhouse.sock." placeholder:"URL" env:"KVSTRATA_CLICKHOUSE"`
-	Data       string `help:"Ask the engine that a process with this --data embeds." type:"path" placeholder:"DIR"`
+	Data       string `help:"Ask the history in this folder: the engine that a process with this --data embeds, or one of this command's own where none does." type:"path" placeholder:"DIR"`
+	CHDB       string `name:"chdb" help:"Library of the embedded engine (libchdb.so); make setup installs it." type:"path" placeholder:"FILE" env:"KVSTRATA_CHDB"`
 }
 
 // named reports whether the flags name one.
@@ -33,15 +34,6 @@ func (f tableFlags) config() (history.Config, error) {
 	return historyFlags{ClickHouse: f.ClickHouse}.config(f.Data)
 }
 
-// open returns a reader of it.
-func (f tableFlags) open() (*history.Reader, error) {
-	cfg, err := f.config()
-	if err != nil {
-		return nil, err
-	}
-	return history.NewReader(cfg)
-}
-
 // askFlags say whom to ask.
 type askFlags struct {
 	clientFlags
@@ -51,11 +43,11 @@ type askFlags struct {
 }
 
 // open returns a reader of the ClickHouse named by the flags, or nil when the server is to be asked.
-func (f askFlags) open() (*history.Reader, error) {
+func (f askFlags) open(a *app) (*tableReader, error) {
 	if !f.named() {
 		return nil, nil
 	}
-	return f.tableFlags.open()
+	return f.tableFlags.open(a)
 }
 
 // get asks the server.
@@ -160,7 +152,7 @@ func (c *queryCmd) Run(a *app) error {
 }
 
 func (c *queryCmd) ask(a *app, values map[string]string) (*history.Answer, error) {
-	reader, err := c.open()
+	reader, err := c.open(a)
 	if err != nil {
 		return nil, err
 	}

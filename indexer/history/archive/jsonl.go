@@ -157,6 +157,9 @@ func NewLineReader(r io.Reader, tables Tables) (*LineReader, error) {
 // Head returns what the file says of itself.
 func (l *LineReader) Head() Head { return l.head }
 
+// Line returns the number of the last line.
+func (l *LineReader) Line() int { return l.lines.Number() }
+
 // Next returns the next row, io.EOF behind the last, and ErrCut where a file ends without having said so. Behind a [BadRow] it may be called
 // again.
 func (l *LineReader) Next() (Row, error) {

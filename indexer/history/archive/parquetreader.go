@@ -22,7 +22,9 @@ const (
 const magic = "PAR1"
 
 // IsParquet reports whether a file begins as Parquet does.
-func IsParquet(begin []byte) bool { return len(begin) >= len(magic) && string(begin[:len(magic)]) == magic }
+func IsParquet(begin []byte) bool {
+	return len(begin) >= len(magic) && string(begin[:len(magic)]) == magic
+}
 
 // ParquetReader reads what a ParquetWriter wrote.
 type ParquetReader struct {
