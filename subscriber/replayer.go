@@ -50,10 +50,14 @@ func (r *Replayer) Take(ctx context.Context, h *Heard, at time.Time) error {
 		e.machine = recovery.New(e.recovery())
 		do(e.machine.Start(at, nil))
 		do(e.machine.Connected(at))
+		do(e.machine.ReplayEnd(at)) // the question that every session begins with was asked, or not, by whoever recorded
 	}
 	if r.replay && h.Kind != HeardReplay {
 		r.replay = false
 		do(e.machine.ReplayEnd(at))
+		if h.Kind == HeardReplayEnd {
+			return e.report(at)
+		}
 	}
 	switch h.Kind {
 	case HeardFrame:
@@ -65,7 +69,7 @@ func (r *Replayer) Take(ctx context.Context, h *Heard, at time.Time) error {
 	case HeardReplay:
 		r.replay = true
 		do(e.machine.Replayed(at, h.Frame))
-	case HeardReplayEnd: // told above, unless the replay was empty
+	case HeardReplayEnd: // of an empty one
 		do(e.machine.ReplayEnd(at))
 	case HeardConnected:
 		do(e.machine.Connected(at))
@@ -86,18 +90,24 @@ func (r *Replayer) restarted(h *Heard) bool {
 	return another && !r.replays && (h.Form != FrameForm || h.Frame.Seq == r.e.recovery().First)
 }
 
-// End ends the recording: what still waits for an answer gets none. It returns what there is to say of the source.
+// maxSilences bounds how often a recording's end is waited for an answer.
+const maxSilences = 64
+
+// End ends the recording: what still waits for an answer waits in vain. It returns what there is to say of the source.
 func (r *Replayer) End(ctx context.Context, at time.Time) (*event.Status, error) {
+	e := r.e
 	if !r.began {
-		return nil, fmt.Errorf("%v: the recording has no line of it", r.e.cfg.Source)
+		return nil, fmt.Errorf("%v: the recording has no line of it", e.cfg.Source)
 	}
-	for asked := true; asked; {
+	later := at
+	for i, asked := 0, r.replays; asked && i < maxSilences; i++ {
 		r.feed.asked = false
-		r.e.execute(ctx, r.feed, at, r.e.machine.ReplayEnd(at))
+		later = later.Add(e.recovery().ReplayTimeout + time.Second)
+		e.execute(ctx, r.feed, at, e.machine.Tick(later))
 		asked = r.feed.asked
 	}
-	r.e.lookedAt = time.Time{}
-	return r.e.status(at), r.e.report(at)
+	e.lookedAt = time.Time{}
+	return e.status(at), e.report(at)
 }
 
 // told is a feed that nobody can ask: the recording has what it has.

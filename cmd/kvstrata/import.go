@@ -159,7 +159,7 @@ func (c *importCmd) farewell(a *app, whole span) error {
 		where = "--clickhouse URL"
 	}
 	during := fmt.Sprintf("--since %s --until %s", whole.first.UTC().Format(time.RFC3339), whole.last.Add(time.Second).UTC().Format(time.RFC3339))
-	_, err := fmt.Fprintf(a.stdout, "\nThe history is in %s. Ask it, or see it in the dashboard:\n  kvstrata query evictions %s %s\n  kvstrata run --roles history,web %s\n",
+	_, err := fmt.Fprintf(a.stdout, "\nThe history is in %s. Ask it, or see it in the dashboard:\n  kvstrata query events %s %s\n  kvstrata run --roles history,web %s\n",
 		c.place(), where, during, where)
 	return err
 }
