@@ -271,8 +271,10 @@ func recognise(path string) (f importFile, err error) {
 		switch {
 		case errors.As(err, new(*archive.BadRow)):
 			continue
-		case err != nil:
+		case errors.Is(err, io.EOF):
 			return f, errUnknownFile
+		case err != nil:
+			return f, err
 		case archive.IsHead(line):
 			f.form = rowLines
 			return f, nil
