@@ -9,6 +9,7 @@ import (
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
 
 	"kvstrata/event"
+	"kvstrata/indexer/history/archive"
 )
 
 // Insert is one insert of a writer, for a test to perform or not.
@@ -91,4 +92,26 @@ func RowsAtOnce(n uint64) (off func()) {
 		keptTables[i].rows = n
 	}
 	return func() { keptTables = before }
+}
+
+// DumpedColumns returns the columns of a table that files have, as expressions that are alike whether a table has them, or a file.
+func DumpedColumns(ctx context.Context, conn clickhouse.Conn, table string) (list []string) {
+	l := &Loader{conn: conn}
+	layouts, err := readLayouts(ctx, l.query)
+	if err != nil {
+		panic(err)
+	}
+	for _, t := range layouts {
+		for i := 0; i < len(t.Columns) && t.keptTable.name == table; i++ {
+			switch c := t.Columns[i]; c.Kind {
+			case archive.Text:
+				list = append(list, "toString("+c.Name+")")
+			case archive.Micros, archive.Seconds:
+				list = append(list, "toUnixTimestamp64Micro(toDateTime64("+c.Name+", 6, 'UTC'))")
+			default:
+				list = append(list, c.Name)
+			}
+		}
+	}
+	return list
 }

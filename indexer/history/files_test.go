@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -238,6 +240,33 @@ func TestWhatIsImportedAnswersAlike(t *testing.T) {
 			feed(t, w, s.publish(run(event.Stored, 1)))
 			committed(t, w, s.messages[0])
 		})
+	}
+}
+
+// ClickHouse itself reads in the Parquet what it has in its tables.
+func TestParquetIsReadByOthers(t *testing.T) {
+	from, since, until := busyDay(t)
+	conn := connect(t, from.config())
+	for i, data := range dumpParquet(t, newReader(t, from.config()), window(since, until)) {
+		table := history.KeptTables()[i]
+		path := filepath.Join(t.TempDir(), table+".parquet")
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		columns := history.DumpedColumns(t.Context(), conn, table)
+		sum := "SELECT concat(count(), ' ', groupBitXor(cityHash64(" + strings.Join(columns, ", ") + "))) FROM "
+		var want, got string
+		if err := conn.QueryRow(t.Context(), sum+table+" FINAL").Scan(&want); err != nil {
+			if err := conn.QueryRow(t.Context(), sum+table).Scan(&want); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := conn.QueryRow(t.Context(), sum+"file('"+path+"', Parquet)").Scan(&got); err != nil {
+			t.Fatal(err)
+		}
+		if got != want || strings.HasPrefix(got, "0 ") {
+			t.Errorf("%s: %s in the file, %s in the table", table, got, want)
+		}
 	}
 }
 
