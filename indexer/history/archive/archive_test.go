@@ -197,6 +197,41 @@ func TestBadLines(t *testing.T) {
 	}
 }
 
+// However a row is spelled, it is the same.
+func TestSpellings(t *testing.T) {
+	const begin, end = `{"kvstrata_history":1,"since":"2026-11-29T18:00:00Z","until":"2026-11-29T19:00:00Z"}` + "\n", "\n" + `{"kvstrata_end":{"everything":1}}`
+	want := make([]archive.Cell, len(everything.Columns))
+	want[0].N, want[2].N, want[3].N, want[5].N, want[7].S = 255, 7, 1<<63, signed(-7), "aé"
+	for _, line := range []string{
+		`{"table":"everything","hash":"00000000000000ff","u32":7,"u64":"9223372036854775808","i32":-7,"text":"aé"}`,
+		`{"table":"everything","i32":-7,"text":"aé","u64":"9223372036854775808","u32":7,"hash":"00000000000000ff"}`,
+		`{ "hash": "00000000000000FF", "table": "everything", "text": "a\u00e9", "u32": 7, "u64": "9223372036854775808", "i32": -7 }`,
+		`{"table":"everything","hash":"00000000000000ff","u32":7,"u64":"9223372036854775808","i32":-7,"text":{"hex":"61c3a9"}}`,
+	} {
+		r, err := archive.NewLineReader(strings.NewReader(begin+line+end), known)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([][]archive.Cell{want}, readAll(t, r)); diff != "" {
+			t.Errorf("%s: %s", line, diff)
+		}
+	}
+	for _, line := range []string{
+		`{"table":"everything","hash":"00000000000000ff","u32":07}`, `{"table":"everything","hash":"00000000000000ff","u32":+7}`,
+		`{"table":"everything","hash":"00000000000000ff","u32":7}}`, `{"table":"everything","hash":"00000000000000ff","u32":7,}`,
+		`{"table":"everything","hash":"00000000000000ff" "u32":7}`, `{"table":"everything","u32":-,"hash":"00000000000000ff"}`,
+		"{\"table\":\"everything\",\"hash\":\"00000000000000ff\",\"text\":\"\t\"}", `{"table":"everything"`,
+	} {
+		r, err := archive.NewLineReader(strings.NewReader(begin+line+end), known)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if row, err := r.Next(); !errors.As(err, new(*archive.BadRow)) {
+			t.Errorf("%s: %v, %v", line, row, err)
+		}
+	}
+}
+
 // Behind a bad line the reader goes on.
 func TestBadLinesCanBePassedOver(t *testing.T) {
 	data := bytes.SplitAfter(lines(t, rows()[:3]), []byte("\n"))

@@ -127,6 +127,7 @@ type LineReader struct {
 	tables Tables
 	head   Head
 	cells  []Cell
+	seen   []bool // of the columns
 	rows   map[string]uint64
 	bad    uint64
 }
@@ -173,7 +174,12 @@ func (l *LineReader) Next() (Row, error) {
 	case err != nil:
 		return Row{}, fmt.Errorf("line %d: %w", l.lines.Number()+1, err)
 	}
-	row, err := l.row(line)
+	row, ok := l.fast(line)
+	if ok {
+		l.rows[row.Table.Name]++
+		return row, nil
+	}
+	row, err = l.row(line)
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, errEnd) {
 		l.bad++
 		return Row{}, &BadRow{Line: l.lines.Number(), Err: err}
