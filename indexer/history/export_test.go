@@ -115,3 +115,6 @@ func DumpedColumns(ctx context.Context, conn clickhouse.Conn, table string) (lis
 	}
 	return list
 }
+
+// ToServer lets a loader insert as it would into a server.
+func (l *Loader) ToServer() { l.insert = insert }

@@ -203,12 +203,15 @@ func TestWhatIsImportedAnswersAlike(t *testing.T) {
 		}
 	}
 	want := answers(t, reader, since, until)
-	for form, data := range map[string][][]byte{"jsonl": {lines}, "parquet": files} {
+	for form, data := range map[string][][]byte{"jsonl": {lines}, "parquet": files, "jsonl to a server": {lines}} {
 		t.Run(form, func(t *testing.T) {
 			to := startEngine(t)
 			l := newLoader(t, to)
 			if empty, err := l.Empty(t.Context()); err != nil || !empty {
 				t.Fatalf("empty %v, %v", empty, err)
+			}
+			if strings.HasSuffix(form, "server") {
+				l.ToServer()
 			}
 			if err := l.Keep(t.Context()); err != nil {
 				t.Fatal(err)
