@@ -19,6 +19,7 @@ type Replayer struct {
 	e       *engine
 	feed    *told
 	replays bool
+	opening bool // nobody has answered yet what every session asks at first
 	replay  bool // lines of a replay are being read
 	life    life
 	began   bool
@@ -50,7 +51,13 @@ func (r *Replayer) Take(ctx context.Context, h *Heard, at time.Time) error {
 		e.machine = recovery.New(e.recovery())
 		do(e.machine.Start(at, nil))
 		do(e.machine.Connected(at))
-		do(e.machine.ReplayEnd(at)) // the question that every session begins with was asked, or not, by whoever recorded
+		r.opening = true
+	}
+	if r.opening && h.Kind <= HeardReplayEnd {
+		r.opening = false
+		if h.Kind == HeardFrame { // whoever recorded did not ask, or not yet
+			do(e.machine.ReplayEnd(at))
+		}
 	}
 	if r.replay && h.Kind != HeardReplay {
 		r.replay = false

@@ -42,6 +42,7 @@ type cli struct {
 	Capacity capacityCmd `cmd:"" help:"Say what caches of other sizes would hit of a trace."`
 	Export   exportCmd   `cmd:"" help:"Write a window of history: as a trace for Perfetto, as JSON lines, or as Parquet."`
 	Import   importCmd   `cmd:"" help:"Put a file into a history of its own: an export, a recording of Dynamo's, or raw frames."`
+	Capture  captureCmd  `cmd:"" help:"Write down what an engine sends, frame by frame."`
 	Migrate  migrateCmd  `cmd:"" help:"Bring a ClickHouse to the present schema."`
 	Gather   gatherCmd   `cmd:"" help:"Answer lookups from indexes that each keep a part."`
 	Lookup   lookupCmd   `cmd:"" help:"Ask an index who holds the longest prefix."`

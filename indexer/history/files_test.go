@@ -348,6 +348,26 @@ func TestRowsThatAreRefused(t *testing.T) {
 	}
 }
 
+// What is imported stays, however old it is.
+func TestOldRowsAreKept(t *testing.T) {
+	e := startEngine(t)
+	l := newLoader(t, e)
+	if err := l.Keep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	load(t, l, []byte(`{"kvstrata_history":1,"since":"2010-11-29T18:00:00Z","until":"2010-11-29T19:00:00Z"}
+{"table":"block_events","committed":"2010-11-29T18:00:00Z","source":"default.m.e.0.engine","epoch":"1","seq":"1","ev":0,"pos":0,"op":"STORED"}
+{"kvstrata_end":{"block_events":1}}`))
+	conn := connect(t, e.config())
+	if err := conn.Exec(t.Context(), "OPTIMIZE TABLE block_events FINAL"); err != nil {
+		t.Fatal(err)
+	}
+	var n uint64
+	if err := conn.QueryRow(t.Context(), "SELECT count() FROM block_events").Scan(&n); err != nil || n != 1 {
+		t.Errorf("%d rows, %v", n, err)
+	}
+}
+
 // What is there already is found before it is told twice.
 func TestOverlapsAreFound(t *testing.T) {
 	e, since, until := busyDay(t)

@@ -2,10 +2,12 @@ package archive_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"math"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -283,6 +285,37 @@ func TestBadParquet(t *testing.T) {
 	}
 	if _, err := openParquet(out.Bytes()); err == nil || !strings.Contains(err.Error(), "column hash is of type") {
 		t.Errorf("another type: %v", err)
+	}
+}
+
+// What a file says of its sizes is not believed.
+func TestParquetBombs(t *testing.T) {
+	withEnd := func(end []byte) []byte {
+		b := append([]byte("PAR1"), end...)
+		return append(binary.LittleEndian.AppendUint32(b, uint32(len(end))), "PAR1"...)
+	}
+	large := slices.Clone(rows()[0])
+	large[7].S = strings.Repeat("\x00", 64<<20)
+	for name, data := range map[string][]byte{
+		"a list of 2^31 columns":     withEnd([]byte{0x15, 0x02, 0x19, 0xfc, 0xff, 0xff, 0xff, 0xff, 0x07, 0x00}),
+		"lists within lists":         withEnd(append(bytes.Repeat([]byte{0x19, 0x19}, 1000), 0)),
+		"an end of 4 GiB":            append([]byte("PAR1\x00\x00\x00\x00\xff\xff\xff\xff"), "PAR1"...),
+		"a text of 64 MiB in a page": parquetFile(t, [][]archive.Cell{large}),
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		r, err := openParquet(data)
+		if err == nil {
+			_, err = r.Next()
+			r.Close()
+		}
+		runtime.ReadMemStats(&after)
+		if err == nil || errors.Is(err, io.EOF) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got := after.TotalAlloc - before.TotalAlloc; got > 32<<20 {
+			t.Errorf("%s: %d bytes allocated", name, got)
+		}
 	}
 }
 

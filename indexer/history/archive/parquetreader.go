@@ -41,7 +41,7 @@ type ParquetReader struct {
 }
 
 // errForeign says that a file is Parquet, and no export.
-var errForeign = errors.New("Parquet, but not as an export of kvstrata has it")
+var errForeign = errors.New("not Parquet as an export of kvstrata is")
 
 func foreign(what string, args ...any) error {
 	return fmt.Errorf("%w: "+what, append([]any{errForeign}, args...)...)
