@@ -118,3 +118,18 @@ func DumpedColumns(ctx context.Context, conn clickhouse.Conn, table string) (lis
 
 // ToServer lets a loader insert as it would into a server.
 func (l *Loader) ToServer() { l.insert = insert }
+
+// Asks counts the questions by which a dump reads a table.
+func (d *Dump) Asks(ctx context.Context, table string) (asks uint64, err error) {
+	for _, l := range d.all {
+		if l.keptTable.name != table {
+			continue
+		}
+		pieces, err := d.pieces(ctx, l)
+		for _, p := range pieces {
+			asks += p.shares
+		}
+		return asks, err
+	}
+	return 0, nil
+}

@@ -283,7 +283,25 @@ func TestADumpIsCutIntoPieces(t *testing.T) {
 		return list
 	}
 	want := sorted()
+	rows := uint64(strings.Count(strings.Join(want, ""), `"table":"block_events"`))
+	asks := func() uint64 {
+		d, err := reader.Dump(t.Context(), window(since, until), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := d.Asks(t.Context(), "block_events")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if n := asks(); n != 1 {
+		t.Errorf("%d rows are asked for %d times", rows, n)
+	}
 	defer history.RowsAtOnce(7)()
+	if n := asks(); n < rows/7 {
+		t.Errorf("%d rows are asked for %d times, 7 at once", rows, n)
+	}
 	if diff := cmp.Diff(want, sorted()); diff != "" {
 		t.Error(diff)
 	}

@@ -297,10 +297,11 @@ func TestParquetBombs(t *testing.T) {
 	large := slices.Clone(rows()[0])
 	large[7].S = strings.Repeat("\x00", 64<<20)
 	for name, data := range map[string][]byte{
-		"a list of 2^31 columns":     withEnd([]byte{0x15, 0x02, 0x19, 0xfc, 0xff, 0xff, 0xff, 0xff, 0x07, 0x00}),
-		"lists within lists":         withEnd(append(bytes.Repeat([]byte{0x19, 0x19}, 1000), 0)),
-		"an end of 4 GiB":            append([]byte("PAR1\x00\x00\x00\x00\xff\xff\xff\xff"), "PAR1"...),
-		"a text of 64 MiB in a page": parquetFile(t, [][]archive.Cell{large}),
+		"a list of 2^31 columns":      withEnd([]byte{0x15, 0x02, 0x19, 0xfc, 0xff, 0xff, 0xff, 0xff, 0x07, 0x00}),
+		"3 million columns of a byte": withEnd(slices.Concat(binary.AppendUvarint([]byte{0x15, 0x02, 0x19, 0xfc}, 3_000_000), make([]byte, 3_000_001))),
+		"lists within lists":          withEnd(append(bytes.Repeat([]byte{0x19, 0x19}, 1000), 0)),
+		"an end of 4 GiB":             append([]byte("PAR1\x00\x00\x00\x00\xff\xff\xff\xff"), "PAR1"...),
+		"a text of 64 MiB in a page":  parquetFile(t, [][]archive.Cell{large}),
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)

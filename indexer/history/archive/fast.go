@@ -34,7 +34,7 @@ func (l *LineReader) fast(line []byte) (row Row, ok bool) {
 		if next >= len(table.Columns) || table.Columns[next].Name != string(key) {
 			next = table.column(string(key))
 		}
-		if next < 0 || l.seen[next] {
+		if next < 0 {
 			return row, false
 		}
 		l.seen[next] = true
