@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -111,6 +112,9 @@ func (c *importCmd) Run(a *app) (err error) {
 	if !empty && !c.Append {
 		return usagef("%s holds a history already: name another place, or add to it with --append", c.place())
 	}
+	if err := c.apart(a.ctx, loader, at, files); err != nil {
+		return err
+	}
 	var whole span
 	for i := range files {
 		f := &files[i]
@@ -127,6 +131,21 @@ func (c *importCmd) Run(a *app) (err error) {
 		whole.add(of.last)
 	}
 	return c.farewell(a, whole)
+}
+
+// apart refuses recordings where somebody else writes: of writers, history has one.
+func (c *importCmd) apart(ctx context.Context, loader *history.Loader, at *reached, files []importFile) error {
+	if !slices.ContainsFunc(files, func(f importFile) bool { return f.form == recordingFile }) {
+		return nil
+	}
+	if at.shared {
+		return usagef("%s is open in another process, which writes there; stop it, or import the recording into a history of its own", c.place())
+	}
+	live, err := loader.Live(ctx)
+	if err == nil && live {
+		return usagef("%s is the history of a live stream; import the recording into a history of its own", c.place())
+	}
+	return err
 }
 
 // span is from when to when things happened.
@@ -180,7 +199,11 @@ func (c *importCmd) target(a *app, first string) (*reached, error) {
 		return nil, err
 	}
 	r := &reached{cfg: cfg, close: func() error { return nil }}
-	if c.ClickHouse != "" || answers(a.ctx, flags.Data) {
+	if c.ClickHouse != "" {
+		r.shared = strings.HasPrefix(c.ClickHouse, "unix:")
+		return r, nil
+	}
+	if r.shared = answers(a.ctx, flags.Data); r.shared {
 		return r, nil
 	}
 	if r.close, err = flags.embed(a); err != nil {

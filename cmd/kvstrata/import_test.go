@@ -15,6 +15,7 @@ import (
 
 	"kvstrata/event"
 	"kvstrata/indexer/history"
+	"kvstrata/indexer/history/embedded"
 )
 
 // put writes a file.
@@ -247,6 +248,22 @@ func TestImportRefuses(t *testing.T) {
 		if got := command(t, "sql", "--data", data, "--format", "csv", "SELECT count() FROM loads UNION ALL SELECT count() FROM block_events"); got.code == exitOK &&
 			got.stdout != "count()\n0\n0\n" {
 			t.Errorf("%s: in history are\n%s", tt.name, got.stdout)
+		}
+	}
+}
+
+// A recording goes to no place where another writer is, or was: history has one.
+func TestImportOfARecordingKeepsApart(t *testing.T) {
+	dir := t.TempDir()
+	data := filepath.Join(dir, "data")
+	file := put(t, dir, "a.jsonl", dynamoStores(0, 7, 0, 1, 0))
+	p := start(t, append([]string{"run", "--roles", "history", "--data", data, "--log-level", "error"}, anyPorts...)...)
+	admin := p.says(`admin +(http://\S+)`)
+	eventually(t, "history is ready", func() bool { return string(fetch(t, admin+"/readyz")) == "ready\n" }, p.output)
+	for _, where := range [][]string{{"--data", data}, {"--clickhouse", "unix://" + embedded.SocketPath(engineDir(data))}} {
+		got := command(t, append([]string{"import", file, "--append", "--model", "m", "--block", "16"}, where...)...)
+		if got.code != exitUsage || !strings.Contains(got.stderr, "open in another process") {
+			t.Errorf("%v: %+v", where, got)
 		}
 	}
 }

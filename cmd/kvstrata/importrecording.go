@@ -164,7 +164,7 @@ type keeper struct {
 func (c *importCmd) keep(a *app, cfg history.Config, f *importFile, r *recording) (*keeper, error) {
 	k := &keeper{
 		at: r.base, blocks: make(map[event.Source]uint64),
-		place: event.Position{Stream: "import", Created: event.UnixTime(time.Now())},
+		place: event.Position{Stream: history.ImportStream, Created: event.UnixTime(time.Now())},
 	}
 	cfg.FlushEvery = 200 * time.Millisecond
 	cfg.Clock = func() time.Time { return k.at } // asked by this goroutine alone: of the rows that Tell makes

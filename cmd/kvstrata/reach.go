@@ -16,8 +16,9 @@ import (
 
 // reached is a ClickHouse that answers.
 type reached struct {
-	cfg   history.Config
-	close func() error // ends the engine, where it is this process's
+	cfg    history.Config
+	close  func() error // ends the engine, where it is this process's
+	shared bool         // another process has the engine of the folder
 }
 
 // reach returns the ClickHouse named by the flags. Where a folder is named whose engine no process embeds, this one does.

@@ -230,6 +230,9 @@ func TestWhatIsImportedAnswersAlike(t *testing.T) {
 			if empty, err := l.Empty(t.Context()); err != nil || empty {
 				t.Errorf("empty %v, %v", empty, err)
 			}
+			if live, err := l.Live(t.Context()); err != nil || live {
+				t.Errorf("live %v, %v", live, err)
+			}
 			if err := l.Imported(t.Context(), "sum"); !errors.Is(err, history.ErrImported) {
 				t.Errorf("imported twice: %v", err)
 			}
@@ -404,6 +407,9 @@ func TestOverlapsAreFound(t *testing.T) {
 	}
 	if table, err := l.Overlaps(t.Context(), c); err != nil || table != "ledger" {
 		t.Errorf("%q, %v", table, err)
+	}
+	if live, err := l.Live(t.Context()); err != nil || !live {
+		t.Errorf("live %v, %v", live, err)
 	}
 	if table, err := l.Overlaps(t.Context(), history.NewContents()); err != nil || table != "" {
 		t.Errorf("%q, %v", table, err)

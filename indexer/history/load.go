@@ -105,6 +105,15 @@ func (l *Loader) Empty(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
+// Live reports whether a stream of live events has been written into the database.
+func (l *Loader) Live(ctx context.Context) (bool, error) {
+	n, err := l.count(ctx, "SELECT count() FROM progress FINAL WHERE source = '' AND stream_name NOT IN ('', '"+ImportStream+"')", nil)
+	return n > 0, err
+}
+
+// ImportStream names the stream of rows that came of no bus.
+const ImportStream = "import"
+
 // Keep takes the tables' time limits off: what is imported may be older than live history is kept.
 func (l *Loader) Keep(ctx context.Context) error {
 	var limited []string
@@ -180,7 +189,7 @@ SELECT source, 0, max(at), '', 0, 0, 0, max(far).1, max(far).1 > 0, max(far).2, 
 GROUP BY source HAVING source NOT IN (SELECT source FROM progress)`, nil)
 	if err == nil {
 		err = l.exec(ctx, `INSERT INTO progress (source, round, committed, stream_name, stream, stream_seq, fence, epoch, started, seq, digest)
-SELECT '', 0, now64(6), 'import', 0, 0, 0, 0, 0, 0, 0 WHERE (SELECT count() FROM progress WHERE source = '') = 0`, nil)
+SELECT '', 0, now64(6), '`+ImportStream+`', 0, 0, 0, 0, 0, 0, 0 WHERE (SELECT count() FROM progress WHERE source = '') = 0`, nil)
 	}
 	if err != nil {
 		return fmt.Errorf("enter what was imported: %w", err)
