@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ClickHouse/clickhouse-go/v2"
 	"github.com/google/go-cmp/cmp"
 
 	"kvstrata/event"
@@ -365,6 +366,67 @@ func TestRowsThatAreRefused(t *testing.T) {
 		}
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", tt.line, err, tt.want)
+		}
+	}
+}
+
+// Columns of lists are texts in files, and lists again in the tables; a file that has no such column gives empty ones.
+func TestColumnsOfLists(t *testing.T) {
+	from, since, until := busyDay(t)
+	before := dumpLines(t, newReader(t, from.config()), window(since, until))
+	alter := func(e *engine) clickhouse.Conn {
+		conn := connect(t, e.config())
+		for _, typ := range []string{"UInt8", "UInt32", "UInt64"} {
+			if err := conn.Exec(t.Context(), "ALTER TABLE batches ADD COLUMN list_"+typ+" Array("+typ+")"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return conn
+	}
+	conn := alter(from)
+	if err := conn.Exec(t.Context(), `ALTER TABLE batches UPDATE list_UInt8 = [seq % 256], list_UInt32 = range(toUInt32(seq % 5)), list_UInt64 = [18446744073709551615, seq]
+WHERE 1 SETTINGS mutations_sync = 1`); err != nil {
+		t.Fatal(err)
+	}
+	reader := newReader(t, from.config())
+	lines, files := dumpLines(t, reader, window(since, until)), dumpParquet(t, reader, window(since, until))
+	if !bytes.Contains(lines, []byte(`"list_UInt32":"[0,1,2]","list_UInt64":"[18446744073709551615,`)) {
+		t.Fatal("no lists are exported")
+	}
+	for i, data := range [][][]byte{{lines}, files, {lines}} {
+		to := startEngine(t)
+		newLoader(t, to)
+		alter(to)
+		l := newLoader(t, to)
+		if i == 2 {
+			l.ToServer()
+		}
+		load(t, l, data...)
+		if got := dumpLines(t, newReader(t, to.config()), window(since, until)); !bytes.Equal(lines, got) {
+			t.Error(cmp.Diff(strings.Split(string(lines), "\n"), strings.Split(string(got), "\n")))
+		}
+	}
+	to := startEngine(t)
+	newLoader(t, to)
+	conn = alter(to)
+	l := newLoader(t, to)
+	load(t, l, before)
+	var rows, empty uint64
+	if err := conn.QueryRow(t.Context(), "SELECT count(), countIf(list_UInt32 = []) FROM batches").Scan(&rows, &empty); err != nil || rows == 0 || rows != empty {
+		t.Errorf("%d rows, %d with empty lists, %v", rows, empty, err)
+	}
+	for _, text := range []string{"[1,2", "1", "[-1]", "[256]", "[1,,2]", "['a']"} {
+		wrong := strings.Replace(string(lines), `"list_UInt8":"[0]"`, `"list_UInt8":"`+text+`"`, 1)
+		r, err := archive.NewLineReader(strings.NewReader(wrong), l.Tables())
+		if err != nil {
+			t.Fatal(err)
+		}
+		row, err := r.Next()
+		if err == nil {
+			err = l.Check(history.NewContents(), row)
+		}
+		if err == nil || !strings.Contains(err.Error(), "column list_UInt8") {
+			t.Errorf("%s: %v", text, err)
 		}
 	}
 }

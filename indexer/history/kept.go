@@ -59,6 +59,7 @@ type layout struct {
 	keptTable
 	archive.Table
 	enums map[int]map[string]int8 // by column
+	lists map[int]int             // of columns that are lists of unsigned numbers, how many bits those have; a file has a list as a text
 }
 
 // hashColumns are those of 64 bits that people write in hexadecimal.
@@ -71,7 +72,8 @@ type queryRows func(ctx context.Context, sql string, bound clickhouse.Parameters
 func readLayouts(ctx context.Context, query queryRows) ([]*layout, error) {
 	all := make([]*layout, 0, len(keptTables))
 	for _, kept := range keptTables {
-		l := &layout{keptTable: kept, Table: archive.Table{Name: kept.name, Needed: kept.order}, enums: make(map[int]map[string]int8)}
+		l := &layout{keptTable: kept, Table: archive.Table{Name: kept.name, Needed: kept.order}}
+		l.enums, l.lists = make(map[int]map[string]int8), make(map[int]int)
 		err := query(ctx, `SELECT name, type FROM system.columns
 WHERE database = currentDatabase() AND table = {table:String} AND default_kind NOT IN ('ALIAS', 'MATERIALIZED') ORDER BY position`,
 			clickhouse.Parameters{"table": kept.name}, func(scan func(...any) error) error {
@@ -94,6 +96,8 @@ WHERE database = currentDatabase() AND table = {table:String} AND default_kind N
 var (
 	wrapped    = regexp.MustCompile(`^(?:LowCardinality\(|SimpleAggregateFunction\(\w+, )(.+)\)$`)
 	numberType = regexp.MustCompile(`^(U?)Int(8|32|64)$`)
+	listType   = regexp.MustCompile(`^Array\(UInt(8|32|64)\)$`)
+	listText   = regexp.MustCompile(`^\[(?:\d{1,20}(?:,\d{1,20})*)?\]$`)
 	enumName   = regexp.MustCompile(`'((?:[^'\\]|\\.)*)' = (-?\d+)`)
 )
 
@@ -102,7 +106,7 @@ func (l *layout) add(name, typ string) error {
 		typ = m[1]
 	}
 	c := archive.Column{Name: name}
-	number := numberType.FindStringSubmatch(typ)
+	number, list := numberType.FindStringSubmatch(typ), listType.FindStringSubmatch(typ)
 	switch {
 	case typ == "String":
 		c.Kind = archive.Text
@@ -117,6 +121,9 @@ func (l *layout) add(name, typ string) error {
 			values[m[1]] = int8(n)
 		}
 		l.enums[len(l.Columns)] = values
+	case list != nil:
+		c.Kind = archive.Text
+		l.lists[len(l.Columns)], _ = strconv.Atoi(list[1])
 	case number != nil:
 		c.Kind = map[string]archive.Kind{"U": archive.Unsigned, "": archive.Signed}[number[1]]
 		c.Bits, _ = strconv.Atoi(number[2])
@@ -135,6 +142,19 @@ func (l *layout) add(name, typ string) error {
 		return fmt.Errorf("column %s is %s, which no file has", name, typ)
 	}
 	l.Columns = append(l.Columns, c)
+	return nil
+}
+
+// checkList checks the text of a list, as ClickHouse writes it.
+func checkList(text string, bits int) error {
+	if !listText.MatchString(text) {
+		return fmt.Errorf("%.32q: want a list of numbers, as [1,2]", text)
+	}
+	for n := range strings.SplitSeq(strings.Trim(text, "[]"), ",") {
+		if _, err := strconv.ParseUint(n, 10, bits); err != nil && text != "[]" {
+			return fmt.Errorf("%.32q: want numbers of %d bits", n, bits)
+		}
+	}
 	return nil
 }
 

@@ -247,12 +247,19 @@ const (
 // earliest is before anything that an engine of this kind could have told.
 var earliest = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// Check looks at a row, and counts it: whether the tables could take it, and what reads them could read it.
+// Check looks at a row, fills in lists that it lacks, and counts it: whether the tables could take it, and what reads them could read it.
 func (l *Loader) Check(c *Contents, row archive.Row) error {
 	t := l.layout(row.Table)
 	for i, values := range t.enums {
 		if _, ok := values[row.Cells[i].S]; !ok {
 			return fmt.Errorf("column %s: no such word: %.32q", t.Columns[i].Name, row.Cells[i].S)
+		}
+	}
+	for i, bits := range t.lists {
+		if text := row.Cells[i].S; text == "" {
+			row.Cells[i].S = "[]" // a file that has no such column
+		} else if err := checkList(text, bits); err != nil {
+			return fmt.Errorf("column %s: %w", t.Columns[i].Name, err)
 		}
 	}
 	if t.source {
