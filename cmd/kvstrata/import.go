@@ -177,6 +177,10 @@ func (c *importCmd) farewell(a *app, whole span) error {
 	if c.ClickHouse != "" {
 		where = "--clickhouse URL"
 	}
+	if whole.first.IsZero() {
+		_, err := fmt.Fprintf(a.stdout, "\nThere was nothing to put into %s.\n", c.place())
+		return err
+	}
 	during := fmt.Sprintf("--since %s --until %s", whole.first.UTC().Format(time.RFC3339), whole.last.Add(time.Second).UTC().Format(time.RFC3339))
 	_, err := fmt.Fprintf(a.stdout, "\nThe history is in %s. Ask it, or see it in the dashboard:\n  kvstrata query events %s %s\n  kvstrata run --roles history,web %s\n",
 		c.place(), where, during, where)
