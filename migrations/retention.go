@@ -67,8 +67,9 @@ func keep(ctx context.Context, db *sql.DB, cluster string, days map[string]int) 
 		if err := db.QueryRowContext(ctx, "SELECT engine_full FROM system.tables WHERE database = currentDatabase() AND name = ?", name).Scan(&engine); err != nil {
 			return fmt.Errorf("read how long %s keeps its rows: %w", name, err)
 		}
-		if m := keptDays.FindStringSubmatch(engine); m != nil && m[1] == strconv.Itoa(want) {
-			continue
+		m := keptDays.FindStringSubmatch(engine)
+		if m == nil && !told || m != nil && m[1] == strconv.Itoa(want) {
+			continue // one that keeps its rows for ever was made so: an import
 		}
 		on := ""
 		if cluster != "" {

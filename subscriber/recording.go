@@ -3,7 +3,6 @@ package subscriber
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -200,33 +199,19 @@ func (r *recording) take(line []byte) {
 	}
 }
 
-// errNoEvent says that a line is none of the recorder's.
-var errNoEvent = errors.New("no event of a worker")
-
 // frame reads a line, and reports whether it is of the source.
 func (r *recording) frame(line []byte) (f recovery.Frame, ours bool, err error) {
-	var head struct {
-		Event struct {
-			Worker json.Number `json:"worker_id"`
-			Event  struct {
-				ID   *event.Seq `json:"event_id"`
-				Rank uint32     `json:"dp_rank"`
-			} `json:"event"`
-		} `json:"event"`
-	}
-	id := &head.Event.Event
-	switch err := json.Unmarshal(line, &head); {
+	head, err := readDynamoHead(line)
+	switch {
 	case err != nil:
 		return f, false, err
-	case head.Event.Worker == "" || id.ID == nil:
-		return f, false, errNoEvent
-	case id.Rank != r.rank:
+	case head.rank != r.rank:
 		return f, false, nil
 	case r.worker == "":
-		r.worker = head.Event.Worker.String()
-	case r.worker != head.Event.Worker.String():
+		r.worker = head.worker
+	case r.worker != head.worker:
 		return f, false, nil
 	}
 	line = line[:len(line)-1]
-	return recovery.Frame{Seq: *id.ID, Payload: xxh3.Hash(line), Data: line}, true, nil
+	return recovery.Frame{Seq: head.id, Payload: xxh3.Hash(line), Data: line}, true, nil
 }

@@ -46,7 +46,7 @@ func (c *explainCmd) ask(a *app) (*history.Story, error) {
 	if err := history.CheckExplain(c.Hash, c.Since); err != nil {
 		return nil, usagef("%w", err)
 	}
-	reader, err := c.open()
+	reader, err := c.open(a)
 	if err != nil {
 		return nil, err
 	}

@@ -40,7 +40,9 @@ type cli struct {
 	SQL      sqlCmd      `cmd:"" name:"sql" help:"Ask history in SQL, reading only."`
 	Explain  explainCmd  `cmd:"" help:"Tell the story of one block."`
 	Capacity capacityCmd `cmd:"" help:"Say what caches of other sizes would hit of a trace."`
-	Export   exportCmd   `cmd:"" help:"Write a window of history as a trace, for Perfetto."`
+	Export   exportCmd   `cmd:"" help:"Write a window of history: as a trace for Perfetto, as JSON lines, or as Parquet."`
+	Import   importCmd   `cmd:"" help:"Put a file into a history of its own: an export, a recording of Dynamo's, or raw frames."`
+	Capture  captureCmd  `cmd:"" help:"Write down what an engine sends, frame by frame."`
 	Devices  devicesCmd  `cmd:"" help:"Sample this machine's GPUs for history."`
 	Migrate  migrateCmd  `cmd:"" help:"Bring a ClickHouse to the present schema."`
 	Gather   gatherCmd   `cmd:"" help:"Answer lookups from indexes that each keep a part."`

@@ -20,7 +20,8 @@ import (
 type tableFlags struct {
 	ClickHouse string `name:"clickhouse" help:"Ask this ClickHouse itself: clickhouse://…, http://… or unix:///path/clickhouse.sock." placeholder:"URL" env:"KVSTRATA_CLICKHOUSE"`
 	Cluster    string `name:"clickhouse-cluster" help:"Cluster over which its tables are sharded." placeholder:"NAME" env:"KVSTRATA_CLICKHOUSE_CLUSTER"`
-	Data       string `help:"Ask the engine that a process with this --data embeds." type:"path" placeholder:"DIR"`
+	Data       string `help:"Ask the history in this folder: the engine that a process with this --data embeds, or one of this command's own where none does." type:"path" placeholder:"DIR"`
+	CHDB       string `name:"chdb" help:"Library of the embedded engine (libchdb.so); make setup installs it." type:"path" placeholder:"FILE" env:"KVSTRATA_CHDB"`
 }
 
 // named reports whether the flags name one.
@@ -34,15 +35,6 @@ func (f tableFlags) config() (history.Config, error) {
 	return historyFlags{ClickHouse: f.ClickHouse, Cluster: f.Cluster}.config(f.Data)
 }
 
-// open returns a reader of it.
-func (f tableFlags) open() (*history.Reader, error) {
-	cfg, err := f.config()
-	if err != nil {
-		return nil, err
-	}
-	return history.NewReader(cfg)
-}
-
 // askFlags say whom to ask.
 type askFlags struct {
 	clientFlags
@@ -52,11 +44,11 @@ type askFlags struct {
 }
 
 // open returns a reader of the ClickHouse named by the flags, or nil when the server is to be asked.
-func (f askFlags) open() (*history.Reader, error) {
+func (f askFlags) open(a *app) (*tableReader, error) {
 	if !f.named() {
 		return nil, nil
 	}
-	return f.tableFlags.open()
+	return f.tableFlags.open(a)
 }
 
 // get asks the server.
@@ -161,7 +153,7 @@ func (c *queryCmd) Run(a *app) error {
 }
 
 func (c *queryCmd) ask(a *app, values map[string]string) (*history.Answer, error) {
-	reader, err := c.open()
+	reader, err := c.open(a)
 	if err != nil {
 		return nil, err
 	}

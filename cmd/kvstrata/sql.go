@@ -37,11 +37,7 @@ docs/deploy.md makes one. "kvstrata query NAME --sql" prints a question to begin
 var errEnough = errors.New("enough rows")
 
 // Run asks, and prints.
-func (c *sqlCmd) Run(a *app) error {
-	cfg, err := c.config()
-	if err != nil {
-		return err
-	}
+func (c *sqlCmd) Run(a *app) (err error) {
 	if c.Limit < 0 {
 		return usagef("--limit %d: want 0 or more", c.Limit)
 	}
@@ -53,7 +49,12 @@ func (c *sqlCmd) Run(a *app) error {
 		}
 		statement = string(in)
 	}
-	free, err := history.NewFree(cfg)
+	at, err := c.reach(a)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, at.close()) }()
+	free, err := history.NewFree(at.cfg)
 	if err != nil {
 		return err
 	}

@@ -49,6 +49,8 @@ type Config struct {
 	MaxRowsAnswered int
 	// Committed, which may be nil, is told each source's place after each round that moved it. It must not wait.
 	Committed func(event.Source, event.Mark)
+	// Clock stamps the rows of the ledger that are the writer's own; nil is the time. An import's is the file's.
+	Clock func() time.Time
 }
 
 // DefaultConfig returns the bounds of a writer and of readers, without an address.
@@ -57,6 +59,14 @@ func DefaultConfig() Config {
 		FlushEvery: time.Second, MaxRows: 400_000, InsertTimeout: time.Minute,
 		MaxTime: 20 * time.Second, MaxMemory: 2 << 30, MaxRowsAnswered: 10_000,
 	}
+}
+
+// now returns the time by the clock.
+func (c *Config) now() time.Time {
+	if c.Clock != nil {
+		return c.Clock()
+	}
+	return time.Now()
 }
 
 // Validate returns every problem at once.

@@ -461,7 +461,7 @@ func (w *Writer) note(row ledgerRow) { w.noteAt(w.reached, row) }
 
 // noteAt adds a row about a place in the stream.
 func (w *Writer) noteAt(at event.Position, row ledgerRow) {
-	now := time.Now()
+	now := w.cfg.now()
 	r := w.open
 	if !r.dated() {
 		r.begin(now.Unix()/86400, now)
