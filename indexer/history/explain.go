@@ -81,6 +81,19 @@ func (l *StoryLine) locate() error {
 // maxStory bounds the events of a story: the newest.
 const maxStory = 5000
 
+// CheckExplain checks what a story is asked with, without asking.
+func CheckExplain(hash, since string) error {
+	if _, err := parseHash(hash); err != nil {
+		return fmt.Errorf("%w %w", ErrBadParam, err)
+	}
+	if since != "" {
+		if _, err := parseTime(since, time.Now()); err != nil {
+			return fmt.Errorf("%w since: %w", ErrBadParam, err)
+		}
+	}
+	return nil
+}
+
 // Explain tells the story of a block by its prefix hash or by an engine's hash. since is as in a query, and leaves out the
 // events before it; empty = all that is kept. Where a block is resident is added up from everything.
 func (r *Reader) Explain(ctx context.Context, text, since string) (*Story, error) {

@@ -3,9 +3,11 @@ package history
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
+	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
 
 	"kvstrata/event"
 	"kvstrata/indexer/history/embedded"
@@ -40,6 +42,45 @@ func newReader(cfg Config, pool embedded.Pool) (*Reader, error) {
 
 // Close ends the connections.
 func (r *Reader) Close() error { return r.conn.Close() }
+
+// query runs a query and yields a scan of each row, into pointers of the columns' types.
+func (r *Reader) query(ctx context.Context, sql string, bound clickhouse.Parameters, yield func(scan func(...any) error) error) error {
+	return r.each(ctx, sql, bound, func(rows driver.Rows) error {
+		if err := yield(rows.Scan); err != nil {
+			return fmt.Errorf("read answer: %w", err)
+		}
+		return nil
+	})
+}
+
+// grace is how much longer than ClickHouse we wait for its word that a query takes too long.
+const grace = 5 * time.Second
+
+// each runs a query and yields each row.
+func (r *Reader) each(ctx context.Context, sql string, bound clickhouse.Parameters, yield func(driver.Rows) error) error {
+	// Without a deadline: the client library would make one the query's bound, in place of ours.
+	waiting, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
+	timer := time.AfterFunc(r.cfg.MaxTime+grace, func() { cancel(context.DeadlineExceeded) })
+	defer timer.Stop()
+	settings := clickhouse.Settings{"max_execution_time": int(math.Ceil(r.cfg.MaxTime.Seconds()))}
+	if !r.embedded { // whose pools have a bound of their own
+		settings["max_memory_usage"], settings["readonly"] = r.cfg.MaxMemory, r.readOnly
+	}
+	rows, err := r.conn.Query(
+		clickhouse.Context(waiting, clickhouse.WithParameters(bound), clickhouse.WithSettings(settings)), sql)
+	if err != nil {
+		return answerError(waiting, err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := yield(rows); err != nil {
+			return err
+		}
+	}
+	return answerError(waiting, rows.Err())
+}
 
 // Standing is how far history goes.
 type Standing struct {
