@@ -70,7 +70,7 @@ func (r *Reader) serveExplain(w http.ResponseWriter, req *http.Request) {
 	values, err := parameters(req.URL.Query())
 	for name := range values {
 		if name != "since" {
-			err = fmt.Errorf("%w %s: a story does not have it; it has since", ErrBadParam, name)
+			err = fmt.Errorf("%w %s: a story does not have it; %sit has since", ErrBadParam, name, suggestion(name, []string{"since"}))
 		}
 	}
 	if err != nil {

@@ -3,11 +3,12 @@ package history
 import (
 	"errors"
 	"fmt"
-	"kvstrata/event"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"kvstrata/event"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
 )
@@ -65,7 +66,8 @@ func (q *Query) bind(values map[string]string, now time.Time, maxRows int) (clic
 	w := window{until: now}
 	for name := range values {
 		if !slices.ContainsFunc(q.Params, func(p Param) bool { return p.Name == name }) {
-			return bad(name, fmt.Errorf("%s does not have it; it has %s", q.Name, q.paramNames()))
+			names := q.paramNames()
+			return bad(name, fmt.Errorf("%s does not have it; %sit has %s", q.Name, suggestion(name, names), strings.Join(names, ", ")))
 		}
 	}
 	limit := maxRows
@@ -179,12 +181,11 @@ func later(a, b time.Time) time.Time {
 // boundText writes a text as ClickHouse reads the value of a parameter.
 var boundText = strings.NewReplacer(`\`, `\\`, "\t", `\t`, "\n", `\n`, "\r", `\r`)
 
-func (q *Query) paramNames() string {
-	var names []string
+func (q *Query) paramNames() (names []string) {
 	for _, p := range q.Params {
 		names = append(names, p.Name)
 	}
-	return strings.Join(names, ", ")
+	return names
 }
 
 // parseHash reads a hash in hexadecimal into 64 bits, as rows have it.

@@ -57,7 +57,7 @@ func QueryNamed(name string) (Query, error) {
 		}
 		names = append(names, q.Name)
 	}
-	return Query{}, fmt.Errorf("%w: %q; there are %s", ErrUnknownQuery, name, strings.Join(names, ", "))
+	return Query{}, fmt.Errorf("%w %q; %sthere are %s", ErrUnknownQuery, name, suggestion(name, names), strings.Join(names, ", "))
 }
 
 // Queries lists the named questions.

@@ -317,7 +317,7 @@ func TestParameters(t *testing.T) {
 		{"until first", "events", map[string]string{"since": "1h", "until": "2h"}, time.Time{}, "is not before until"},
 		{"empty window", "events", map[string]string{"since": "1h", "until": "1h"}, time.Time{}, "is not before until"},
 		{"both in the future", "events", map[string]string{"since": "2027-01-01T00:00:00Z", "until": "2028-01-01T00:00:00Z"}, time.Time{}, "is not before"},
-		{"unknown parameter", "events", map[string]string{"modle": "x"}, time.Time{}, "parameter modle: events does not have it; it has since, until, model, engine, limit"},
+		{"unknown parameter", "events", map[string]string{"modle": "x"}, time.Time{}, `parameter modle: events does not have it; did you mean "model"? it has since, until, model, engine, limit`},
 		{"limit 0", "events", map[string]string{"limit": "0"}, time.Time{}, `parameter limit: "0": want 1 to 10000`},
 		{"limit too high", "events", map[string]string{"limit": "10001"}, time.Time{}, "want 1 to 10000"},
 		{"limit no number", "events", map[string]string{"limit": "1;"}, time.Time{}, "want 1 to 10000"},
@@ -333,7 +333,12 @@ func TestParameters(t *testing.T) {
 		{"before is empty", "compare", map[string]string{"before_since": "1h"}, time.Time{}, "parameter before_since"},
 		{"before is no time", "compare", map[string]string{"before_until": "x"}, time.Time{}, `parameter before_until: "x"`},
 		{"zero byte", "events", map[string]string{"model": "a\x00b"}, time.Time{}, "parameter model: holds a zero byte"},
-		{"unknown query", "evnts", nil, time.Time{}, `no such query: "evnts"; there are events, engines`},
+		{"unknown query", "evnts", nil, time.Time{}, `no such query "evnts"; did you mean "events"? there are events, engines`},
+		{"a far query", "tresh", nil, time.Time{}, `no such query "tresh"; did you mean "thrash"? there are`},
+		{"a query like none", "nonsense", nil, time.Time{}, `no such query "nonsense"; there are events`},
+		{"no name of a query", "", nil, time.Time{}, `no such query ""; there are events`},
+		{"a parameter like none", "events", map[string]string{"bogus": "x"}, time.Time{}, "events does not have it; it has since"},
+		{"a long name", strings.Repeat("e", 1<<16), nil, time.Time{}, `"; there are events`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			since, until, err := history.Bind(test.query, test.values, now)
@@ -371,8 +376,8 @@ func checkHTTP(t *testing.T, r *history.Reader) {
 		{"GET", "/v1/explain/xyz", 400, `want hexadecimal digits`},
 		{"GET", "/v1/explain/123", 400, `want hexadecimal digits`},
 		{"GET", "/v1/explain/11?since=x", 400, `parameter since`},
-		{"GET", "/v1/explain/11?sinse=1h", 400, `parameter sinse`},
-		{"GET", "/v1/query/evnts", 404, `there are events, engines`},
+		{"GET", "/v1/explain/11?sinse=1h", 400, `parameter sinse: a story does not have it; did you mean \"since\"? it has since`},
+		{"GET", "/v1/query/evnts", 404, `did you mean \"events\"? there are events, engines`},
 		{"GET", "/v1/query/events?since=1h&since=2h", 400, `parameter since: given 2 times`},
 		{"GET", "/v1/query/events?bogus=1", 400, `parameter bogus`},
 		{"GET", "/v1/query/", 404, `"error"`},
