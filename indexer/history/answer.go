@@ -1,6 +1,7 @@
 package history
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"math"
@@ -31,6 +32,29 @@ type Answer struct {
 	Truncated bool     `json:"truncated"`
 	Elapsed   float64  `json:"elapsed_ms"`
 	SQL       string   `json:"sql,omitempty"`
+}
+
+// sampledOf says of an answer that it looked at one block in so many.
+func (a *Answer) sampledOf(share uint64) {
+	if share > 1 {
+		a.Exactness = "sampled"
+		a.Notes = append(a.Notes, fmt.Sprintf("one block in %d was looked at, by its hash, and numbers of blocks and tokens are times %d", share, share))
+	}
+}
+
+// rows runs a query whose columns are an answer's, and adds its rows.
+func (r *Reader) rows(ctx context.Context, sql string, bound clickhouse.Parameters, a *Answer) error {
+	return r.each(ctx, sql, bound, func(rows driver.Rows) error {
+		row, err := values(rows)
+		if err != nil {
+			return err
+		}
+		for i := range row {
+			row[i] = cell(row[i], a.Columns[i].Kind)
+		}
+		a.Rows = append(a.Rows, row)
+		return nil
+	})
 }
 
 // values reads a row's values, whatever their types.

@@ -92,6 +92,14 @@ func (q *Query) bind(values map[string]string, now time.Time, maxRows int) (clic
 			} else {
 				w.until = at
 			}
+		case p.Name == "at":
+			w.since, w.until = time.Unix(0, 0), now
+			if text != "" {
+				var err error
+				if w.until, err = parseTime(text, now); err != nil {
+					return bad(p.Name, err)
+				}
+			}
 		case p.Name == beforeSince.Name || p.Name == beforeUntil.Name: // windowBefore reads them
 		case p.Name == "limit":
 			n, err := strconv.Atoi(text)
@@ -121,6 +129,9 @@ func (q *Query) bind(values map[string]string, now time.Time, maxRows int) (clic
 			lengths[p.Name] = d
 			bound[p.Name] = strconv.Itoa(int(d / time.Second))
 		default:
+			if choices := q.choices[p.Name]; len(choices) > 0 && !slices.Contains(choices, text) {
+				return bad(p.Name, fmt.Errorf("%q: %swant %s", text, suggestion(text, choices), strings.Join(choices, ", ")))
+			}
 			if strings.ContainsRune(text, 0) {
 				return bad(p.Name, errors.New("holds a zero byte"))
 			}

@@ -38,7 +38,7 @@ const (
 
 const countsEffects = "stored and evicted count what changed copies; a block that was told again is not counted"
 
-var queries = slices.Concat(totals, residencies, storms, comparisons, duplications, lineages, losses, transfers)
+var queries = slices.Concat(totals, residencies, storms, comparisons, duplications, lineages, losses, transfers, states)
 
 var totals = []Query{
 	{

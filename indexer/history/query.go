@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
-	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
 )
 
 // Query is a named question.
@@ -19,6 +18,7 @@ type Query struct {
 
 	sql      string
 	tell     func(r *Reader, ctx context.Context, bound clickhouse.Parameters, a *Answer) error // where sql is not all of it
+	choices  map[string][]string                                                                // of parameters that take only these
 	columns  []Column
 	chart    Chart
 	notes    []string
@@ -89,14 +89,11 @@ func (r *Reader) Ask(ctx context.Context, name string, asked map[string]string) 
 		Notes: append([]string{}, q.notes...), Columns: q.columns, Chart: q.chart, Rows: [][]any{},
 	}
 	if q.sampled {
-		share, err := r.share(ctx, bound)
+		share, err := r.share(ctx, bound, eventsSampled)
 		if err != nil {
 			return nil, err
 		}
-		if share > 1 {
-			a.Exactness = "sampled"
-			a.Notes = append(a.Notes, fmt.Sprintf("one block in %d was looked at, by its hash, and numbers of blocks and tokens are times %d", share, share))
-		}
+		a.sampledOf(share)
 	}
 	if q.inferred {
 		a.Exactness = "inferred"
@@ -108,17 +105,7 @@ func (r *Reader) Ask(ctx context.Context, name string, asked map[string]string) 
 		err = q.tell(r, ctx, bound, a)
 	} else {
 		a.SQL = explained(q.sql, bound)
-		err = r.each(ctx, q.sql, bound, func(rows driver.Rows) error {
-			row, err := values(rows)
-			if err != nil {
-				return err
-			}
-			for i := range row {
-				row[i] = cell(row[i], q.columns[i].Kind)
-			}
-			a.Rows = append(a.Rows, row)
-			return nil
-		})
+		err = r.rows(ctx, q.sql, bound, a)
 	}
 	if err != nil {
 		return nil, err

@@ -137,12 +137,17 @@ func prefixOf(hashes ...uint64) string {
 	return history.HashText(uint64(blocks[len(blocks)-1].Prefix))
 }
 
-// about returns values to ask a question with: those given, and a block where it wants one.
+// about returns values to ask a question with: those given, and a block where it wants one; of a window its end where it wants a moment.
 func about(q history.Query, hash string, values map[string]string) map[string]string {
 	values = maps.Clone(values)
 	for _, p := range q.Params {
-		if p.Kind == "hash" {
+		switch {
+		case p.Kind == "hash":
 			values[p.Name] = hash
+		case p.Name == "at":
+			values["at"] = values["until"]
+			delete(values, "since")
+			delete(values, "until")
 		}
 	}
 	return values

@@ -20,8 +20,8 @@ const eventsSampled = 250_000
 // inSample are the rows that are looked at. Every number of blocks is to be multiplied by share.
 const inSample = `hash <= {below:UInt64}`
 
-// share finds of how many blocks one is looked at, and binds it.
-func (r *Reader) share(ctx context.Context, bound clickhouse.Parameters) (uint64, error) {
+// share finds of how many blocks one is looked at, about so many events if it may choose, and binds it.
+func (r *Reader) share(ctx context.Context, bound clickhouse.Parameters, most uint64) (uint64, error) {
 	share, err := strconv.ParseUint(bound["sample"], 10, 32)
 	if err != nil {
 		return 0, err
@@ -34,7 +34,7 @@ func (r *Reader) share(ctx context.Context, bound clickhouse.Parameters) (uint64
 		if err != nil {
 			return 0, err
 		}
-		share = max(events/eventsSampled, 1)
+		share = max(events/most, 1)
 	}
 	bound["share"] = strconv.FormatUint(share, 10)
 	bound["below"] = strconv.FormatUint(math.MaxUint64/share, 10)

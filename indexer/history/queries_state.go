@@ -1,0 +1,357 @@
+package history
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/ClickHouse/clickhouse-go/v2"
+)
+
+// What the answer to state is by.
+const (
+	byTier   = "tier"
+	byGroup  = "group"
+	byDepth  = "depth"
+	byBlocks = "blocks"
+)
+
+var states = []Query{
+	{
+		Name: "state", Title: "State at a moment",
+		Help: "What each engine held at a moment, by tier, group or depth, or block by block.",
+		Params: []Param{
+			{"at", "duration", "", "The moment: a time, or a duration back from now, as 15m or 7d; empty: now."},
+			{"by", "text", byTier, "tier, group, depth or blocks."},
+			model, engine,
+			{"sample", "number", "0", "Look at one block in so many; 1: at all of them; 0: at some 4,000,000 events, and of blocks at all."},
+			{"offset", "number", "0", "Rows to leave out: the pages before have shown them."},
+			limit,
+		},
+		tell:    (*Reader).state,
+		choices: map[string][]string{"by": {byTier, byGroup, byDepth, byBlocks}},
+		chart:   Chart{"bar", "engine", []string{"blocks"}},
+		notes: []string{
+			"what was resident is the last checkpoint or beginning before the moment, and every effect on copies after that, in the source's own order",
+			"a block counts once in each tier and group of a source, whatever its copies",
+		},
+	},
+}
+
+// heldAt are the blocks that the sources in stands held: what stood in their checkpoints, and what came after.
+const heldAt = `WITH stands AS (
+  SELECT s.1 AS source, s.2 AS life, s.3 AS since_seq, s.4 AS since_ev, s.5 AS until_seq, s.6 AS snapshot FROM (
+    SELECT arrayJoin(arrayZip({sources:Array(String)}, {epochs:Array(UInt64)}, {seqs:Array(UInt64)}, {evs:Array(Int64)}, {lasts:Array(UInt64)},
+      {snapshots:Array(Int64)})) AS s)),
+held AS (
+  SELECT source, tier, grp, engine_hash, max(named * hash) AS prefix, max(told) AS told_size, sum(n) AS copies, max(at) AS stored FROM (
+    SELECT source, tier, greatest(kv_group, 0) AS grp, engine_hash, hash, named, block_size AS told, toInt64(effect) AS n,
+      if(effect > 0, committed, toDateTime(0, 'UTC')) AS at
+    FROM block_events INNER JOIN stands USING source
+    WHERE effect != 0 AND epoch = life AND (seq, toInt64(ev)) > (since_seq, since_ev) AND seq <= until_seq
+      AND hash <= {below:UInt64} AND committed >= toDateTime({from:Int64}, 'UTC') AND source IN {sources:Array(String)}
+    UNION ALL SELECT source, tier, greatest(kv_group, 0) AS grp, engine_hash, hash, named, 0 AS told, toInt64(copies) AS n, toDateTime(stored, 'UTC') AS at
+    FROM (SELECT DISTINCT source, tier, kv_group, engine_hash, hash, named, copies, stored FROM snapshots
+      WHERE snapshot != 0 AND (toString(source), snapshot) IN (SELECT source, snapshot FROM stands) AND hash <= {below:UInt64}))
+  GROUP BY source, tier, grp, engine_hash HAVING copies > 0),
+sized AS (
+  SELECT *, if(told_size > 0, told_size, max(told_size) OVER (PARTITION BY source, grp)) AS size FROM held)
+`
+
+// whose are the columns that name a source.
+const whose = modelOf + ` AS model, ` + instanceOf + ` AS instance, toUInt32OrZero(splitByChar('.', toString(source))[4]) AS dp_rank,
+  splitByChar('.', toString(source))[5] AS origin`
+
+// sinceWhen is what a source's set was added up from.
+const sinceWhen = `transform(toString(source), {sources:Array(String)}, {known:Array(String)}, '')`
+
+// occupancy counts blocks by a column of ours, and in one order.
+func occupancy(by, joined, order string) string {
+	return heldAt + `SELECT ` + whose + `, ` + by + ` AS part, n * {share:UInt64}, of * {share:UInt64}, n / of,
+  if(least = 0, NULL, tokens * {share:UInt64}), all_copies * {share:UInt64}, ` + sinceWhen + `
+FROM (
+  SELECT source, ` + by + `, count() AS n, sum(count()) OVER (PARTITION BY source) AS of, sum(size) AS tokens, min(size) AS least, sum(copies) AS all_copies
+  FROM sized` + joined + `
+  GROUP BY source, ` + by + `)
+ORDER BY model, instance, dp_rank, origin, ` + order + `
+LIMIT {limit:UInt64} OFFSET {offset:UInt64}`
+}
+
+// stateSQL is what is asked, by what the answer is by.
+var stateSQL = map[string]string{
+	byTier:  occupancy("tier", "", "n DESC, part"),
+	byGroup: occupancy("grp", "", "part"),
+	byDepth: occupancy("band", `
+  LEFT JOIN (SELECT hash AS prefix, max(depth) AS depth, `+depthBands+` AS band FROM chains
+    WHERE hash <= {below:UInt64} AND named = 1 AND day >= toDate(toDateTime({from:Int64}, 'UTC')) - 1 GROUP BY prefix) AS known USING prefix`,
+		depthOrder("part")),
+	byBlocks: heldAt + `SELECT ` + whose + `, tier, grp, nullIf(prefix, 0), engine_hash, copies, nullIf(size, 0), stored, ` + sinceWhen + `
+FROM sized
+ORDER BY model, instance, dp_rank, origin, tier, grp, engine_hash
+LIMIT {limit:UInt64} OFFSET {offset:UInt64}`,
+}
+
+// stateColumns are those of an answer.
+func stateColumns(by string) []Column {
+	columns := []Column{{"model", "text", ""}, {"engine", "text", ""}, {"rank", "number", ""}, {"origin", "text", ""}}
+	if by == byBlocks {
+		return append(columns, []Column{
+			{"tier", "text", ""},
+			{"group", "number", ""},
+			{"block", "hash", ""},
+			{"engine's hash", "hash", ""},
+			{"copies", "number", "copies"},
+			{"tokens", "number", "tokens"},
+			{"stored", "time", ""},
+			{"known", "text", ""},
+		}...)
+	}
+	kind := map[string]string{byGroup: "number"}[by]
+	if kind == "" {
+		kind = "text"
+	}
+	return append(columns, []Column{
+		{by, kind, map[string]string{byDepth: "blocks"}[by]},
+		{"blocks", "number", "blocks"},
+		{"of", "number", "blocks"},
+		{"share", "ratio", ""},
+		{"tokens", "number", "tokens"},
+		{"copies", "number", "copies"},
+		{"known", "text", ""},
+	}...)
+}
+
+// heldSampled is over how many block events a state is added up if it may choose.
+const heldSampled = 4_000_000
+
+// state answers what sources held at a moment.
+func (r *Reader) state(ctx context.Context, bound clickhouse.Parameters, a *Answer) error {
+	by := bound["by"]
+	a.Columns = stateColumns(by)
+	stands, err := r.standsAt(ctx, bound)
+	if err != nil {
+		return err
+	}
+	bindStands(stands, bound)
+	a.Since = stands.since() / 1000
+	if by == byBlocks && bound["sample"] == "0" {
+		bound["sample"] = "1" // a page is of all of them
+	}
+	share, err := r.share(ctx, bound, heldSampled)
+	if err != nil {
+		return err
+	}
+	a.sampledOf(share)
+	for known, names := range stands.doubtful() {
+		a.Exactness = "inferred"
+		a.Notes = append(a.Notes, fmt.Sprintf("%s: %s", known, strings.Join(names, ", ")))
+	}
+	if by == byDepth {
+		a.Notes = append(a.Notes, "depth is counted in blocks from the root, and unknown where history did not see the whole chain")
+	}
+	a.SQL = explained(stateSQL[by], bound)
+	return r.rows(ctx, stateSQL[by], bound, a)
+}
+
+// stand is where a source stood at a moment: its last batch before, and since where what it holds adds up.
+type stand struct {
+	source         string
+	epoch, last    uint64
+	sinceSeq       uint64
+	sinceEv        int64
+	snapshot       int64
+	sinceCommitted int64 // in µs
+	known          string
+	doubtful       bool
+}
+
+type stands []stand
+
+// since is when the first of the sets began, in µs; 0 without any.
+func (s stands) since() (first int64) {
+	for i := range s {
+		if first == 0 || s[i].sinceCommitted < first {
+			first = s[i].sinceCommitted
+		}
+	}
+	return first
+}
+
+// doubtful yields why some sets are not known for sure, and the engines' names, a few of each.
+func (s stands) doubtful() map[string][]string {
+	why := make(map[string][]string)
+	for i := range s {
+		if s[i].doubtful {
+			why[s[i].known] = append(why[s[i].known], s[i].source)
+		}
+	}
+	for known, names := range why {
+		if len(names) > 5 {
+			why[known] = append(names[:5:5], fmt.Sprintf("and %d more", len(names)-5))
+		}
+	}
+	return why
+}
+
+// bindStands binds what heldAt reads.
+func bindStands(all stands, bound clickhouse.Parameters) {
+	list := func(name string, of func(*stand) string) {
+		texts := make([]string, len(all))
+		for i := range all {
+			texts[i] = of(&all[i])
+		}
+		bound[name] = "[" + strings.Join(texts, ",") + "]"
+	}
+	list("sources", func(s *stand) string { return "'" + s.source + "'" }) // as in a subject: letters, digits and _-%. only
+	list("epochs", func(s *stand) string { return strconv.FormatUint(s.epoch, 10) })
+	list("seqs", func(s *stand) string { return strconv.FormatUint(s.sinceSeq, 10) })
+	list("evs", func(s *stand) string { return strconv.FormatInt(s.sinceEv, 10) })
+	list("lasts", func(s *stand) string { return strconv.FormatUint(s.last, 10) })
+	list("snapshots", func(s *stand) string { return strconv.FormatInt(s.snapshot, 10) })
+	list("known", func(s *stand) string { return "'" + s.known + "'" })
+	bound["from"] = strconv.FormatInt(max(all.since()/1e6-86400, 0), 10) // the bus's clock may have been set back since
+}
+
+// What a source's set is added up from; those of doubtful ones say why it may lack something.
+const (
+	sinceLife       = "since its life began"
+	sinceClear      = "since it was cleared"
+	sinceCheckpoint = "from a checkpoint"
+
+	sinceLost      = "only since events were lost"
+	sinceLate      = "only since history began"
+	sinceForgotten = "only what is still kept"
+	sinceHole      = "before a hole in history"
+)
+
+// beginning is where a source's set began anew.
+type beginning struct {
+	source              string
+	epoch, first, place uint64 // of a checkpoint: the first sequence that is known by its outcome, and the last
+	ev, snapshot        int64
+	committed           int64 // in µs
+	why                 string
+}
+
+// Why a set began anew, as read.
+const (
+	whyLife       = "life"
+	whyCheckpoint = "checkpoint"
+	whyClear      = "engine"
+)
+
+// standsAt finds where the sources that are asked about stood at {until}.
+func (r *Reader) standsAt(ctx context.Context, bound clickhouse.Parameters) (stands, error) {
+	far := make(map[string]*stand)
+	oldest := int64(0) // of all that is kept
+	reach := func(source string, epoch, last uint64) {
+		s := far[source]
+		if s == nil {
+			s = &stand{source: source}
+			far[source] = s
+		}
+		if epoch > s.epoch || epoch == s.epoch && last >= s.last {
+			s.epoch, s.last = epoch, last
+		}
+	}
+	err := r.query(ctx, `SELECT toString(source), (max((epoch, seq, last)) AS far).1, far.3, toUnixTimestamp64Micro(min(committed)) FROM batches
+WHERE committed < fromUnixTimestamp64Micro({until:Int64}) AND `+ofSources+` GROUP BY source`, bound, func(scan func(...any) error) error {
+		var source string
+		var epoch, last uint64
+		var first int64
+		if err := scan(&source, &epoch, &last, &first); err != nil {
+			return err
+		}
+		if oldest == 0 || first < oldest {
+			oldest = first
+		}
+		reach(source, epoch, last)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	var begun []beginning
+	err = r.query(ctx, `SELECT toString(source), epoch, seq AS first, seq, toInt64(ev), toInt64(0), 1000000 * toInt64(toUnixTimestamp(committed)), toString(cause), toUInt8(0)
+FROM block_events WHERE hash = 0 AND op = 'CLEARED' AND committed < fromUnixTimestamp64Micro({until:Int64}) AND `+ofSources+`
+UNION ALL SELECT DISTINCT toString(source), epoch, seq AS first, if(kind = 'life', seq, last), if(kind = 'life' OR snapshot = 0, -1, 4294967296), snapshot,
+  toUnixTimestamp64Micro(committed), if(kind = 'life', '`+whyLife+`', '`+whyCheckpoint+`'),
+  committed < fromUnixTimestamp64Micro({until:Int64}) OR snapshot != 0 AND snapshot < 1000 * {until:Int64}
+FROM ledger WHERE kind IN ('life', 'resync') AND `+ofSources, bound, func(scan func(...any) error) error {
+		var b beginning
+		var before uint8
+		if err := scan(&b.source, &b.epoch, &b.first, &b.place, &b.ev, &b.snapshot, &b.committed, &b.why, &before); err != nil {
+			return err
+		}
+		if before != 0 {
+			reach(b.source, b.epoch, b.place)
+		}
+		begun = append(begun, b)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	of := make(map[string][]beginning)
+	for _, b := range begun {
+		of[b.source] = append(of[b.source], b)
+	}
+	var all stands
+	for _, s := range far {
+		s.begin(of[s.source], oldest)
+		all = append(all, *s)
+	}
+	slices.SortFunc(all, func(a, b stand) int { return strings.Compare(a.source, b.source) })
+	return all, nil
+}
+
+// begin finds the last of the beginnings that a source had passed where it stood.
+func (s *stand) begin(list []beginning, oldest int64) {
+	s.sinceSeq, s.sinceEv, s.sinceCommitted, s.known, s.doubtful = 0, -1, oldest, sinceLate, true
+	at := beginning{}
+	for _, b := range list {
+		if b.epoch == s.epoch && b.place <= s.last && (b.place > at.place || b.place == at.place && b.ev >= at.ev || at.why == "") {
+			at = b
+		}
+	}
+	if at.why != "" {
+		s.sinceSeq, s.sinceEv, s.snapshot, s.sinceCommitted, s.doubtful = at.place, at.ev, at.snapshot, at.committed, false
+		switch {
+		case at.why == whyCheckpoint:
+			s.known = sinceCheckpoint
+			s.sinceCommitted = min(at.committed, at.snapshot/1000) // history may have taken it long after it was written, and then what followed
+		case at.why == whyClear:
+			s.known = sinceClear
+		case at.why == whyLife && at.first <= 1: // publishers begin with 0 or 1
+			s.known = sinceLife
+		case at.why == whyLife:
+			s.doubtful = true
+		default:
+			s.known, s.doubtful = sinceLost, true
+		}
+		const day = 86400 * 1e6
+		if at.why != whyCheckpoint && at.committed/day < oldest/day {
+			s.known, s.doubtful = sinceForgotten, true
+		}
+	}
+	if s.inHole(list) {
+		s.known, s.doubtful = sinceHole, true
+	}
+}
+
+// inHole reports whether history goes on from a checkpoint next: what happened between is not kept.
+func (s *stand) inHole(list []beginning) bool {
+	for _, b := range list {
+		if b.why != whyCheckpoint || b.snapshot == 0 || b.epoch < s.epoch || b.epoch == s.epoch && (b.place <= s.last || b.first > s.last+1) {
+			continue
+		}
+		if b.epoch == s.epoch || !slices.ContainsFunc(list, func(l beginning) bool {
+			return l.why == whyLife && l.epoch > s.epoch && l.epoch <= b.epoch
+		}) {
+			return true
+		}
+	}
+	return false
+}
