@@ -89,7 +89,7 @@ func (r *Reader) Ask(ctx context.Context, name string, asked map[string]string) 
 		Notes: append([]string{}, q.notes...), Columns: q.columns, Chart: q.chart, Rows: [][]any{},
 	}
 	if q.sampled {
-		share, err := r.share(ctx, bound, eventsSampled)
+		share, err := r.share(ctx, bound)
 		if err != nil {
 			return nil, err
 		}
