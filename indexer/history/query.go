@@ -22,8 +22,9 @@ type Query struct {
 	columns  []Column
 	chart    Chart
 	notes    []string
-	sampled  bool // it may look at a share of the blocks
-	inferred bool // its answer is what events suggest, not what they say
+	remarks  func(*Answer) []string // what its rows say in sentences; nil = nothing
+	sampled  bool                   // it may look at a share of the blocks
+	inferred bool                   // its answer is what events suggest, not what they say
 }
 
 // Param is what a question may be asked with.
@@ -112,6 +113,9 @@ func (r *Reader) Ask(ctx context.Context, name string, asked map[string]string) 
 	}
 	if a.Truncated = len(a.Rows) > limit; a.Truncated {
 		a.Rows = a.Rows[:limit]
+	}
+	if q.remarks != nil {
+		a.Notes = append(a.Notes, q.remarks(a)...)
 	}
 	a.Elapsed = float64(time.Since(began).Microseconds()) / 1000
 	return a, nil
