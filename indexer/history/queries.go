@@ -99,14 +99,14 @@ LIMIT {limit:UInt64}`,
 	{
 		Name: "evictions", Title: "Evictions by engine",
 		Help:   "How many blocks each engine evicted from each tier, and how old they were then.",
-		Params: []Param{since, until, model, engine, limit},
-		sql: `SELECT ` + modelOf + ` AS model, ` + instanceOf + ` AS instance, tier, sum(n) AS evicted, sum(known) AS aged,
+		Params: []Param{since, until, model, engine, sample, limit},
+		sql: `SELECT ` + modelOf + ` AS model, ` + instanceOf + ` AS instance, tier, sum(n) * {share:UInt64} AS evicted, sum(known) * {share:UInt64} AS aged,
   (quantilesIfMerge(0.01, 0.5, 0.99)(ages) AS q)[1] / 1e3, q[2] / 1e3, q[3] / 1e3
 FROM (
   SELECT source, tier, countIf(effect < 0) AS n, countIf(age_ms >= 0 AND copies < 1) AS known,
     quantilesIfState(0.01, 0.5, 0.99)(age_ms, age_ms >= 0 AND copies < 1) AS ages
   FROM block_events
-  WHERE op = 'EVICTED' AND ` + inSeconds + `
+  WHERE op = 'EVICTED' AND ` + inSample + ` AND ` + inSeconds + `
   GROUP BY source, tier)
 GROUP BY model, instance, tier ORDER BY evicted DESC, instance, tier, model
 LIMIT {limit:UInt64}`,
@@ -125,23 +125,25 @@ LIMIT {limit:UInt64}`,
 			"age is from when copies rose from 0 until they fell to 0, by the engine's clock; engines tell no reason",
 			"percentiles of more than 8,192 ages are of a sample",
 		},
+		sampled: true,
 	},
 	{
 		Name: "lifetimes", Title: "Block lifetimes",
 		Help:   "How long evicted blocks had been resident.",
-		Params: []Param{since, until, model, engine, limit},
+		Params: []Param{since, until, model, engine, sample, limit},
 		sql: `SELECT multiIf(age_ms < 1000, '< 1 s', age_ms < 10000, '1–10 s', age_ms < 60000, '10–60 s', age_ms < 300000, '1–5 min',
     age_ms < 1800000, '5–30 min', age_ms < 7200000, '30 min–2 h', age_ms < 43200000, '2–12 h', '> 12 h') AS lifetime,
-  count() AS blocks, sum(count()) OVER () AS known, count() / known AS share
+  count() * {share:UInt64} AS blocks, sum(count()) OVER () * {share:UInt64} AS known, blocks / known AS share
 FROM block_events
-WHERE op = 'EVICTED' AND age_ms >= 0 AND copies < 1 AND ` + inSeconds + `
+WHERE op = 'EVICTED' AND age_ms >= 0 AND copies < 1 AND ` + inSample + ` AND ` + inSeconds + `
 GROUP BY lifetime ORDER BY min(age_ms)
 LIMIT {limit:UInt64}`,
 		columns: []Column{
 			{"lifetime", "text", ""}, {"evicted", "number", "blocks"}, {"of", "number", "blocks"}, {"share", "ratio", ""},
 		},
-		chart: Chart{"bar", "lifetime", []string{"evicted"}},
-		notes: []string{"only blocks that lost their last copy and whose age is known; those still resident are not in it"},
+		chart:   Chart{"bar", "lifetime", []string{"evicted"}},
+		notes:   []string{"only blocks that lost their last copy and whose age is known; those still resident are not in it"},
+		sampled: true,
 	},
 	{
 		Name: "hot-prefixes", Title: "Hot prefixes",
