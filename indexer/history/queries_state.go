@@ -41,23 +41,28 @@ var states = []Query{
 	},
 }
 
-// heldAt are the blocks that the sources which {sources} names held: what stood in their checkpoints, and what came after. id is a source's
+// heldWhere are the blocks that the sources which {sources} names held: what stood in their checkpoints, and what came after. id is a source's
 // place in the list: names in every row take more memory than a query may have.
-const heldAt = `WITH held AS (
+func heldWhere(where, ofEvents string) string {
+	return `WITH held AS (
   SELECT id, tier, grp, engine_hash, max(named * hash) AS prefix, max(told) AS told_size, sum(n) AS copies, max(at) AS stored FROM (
     SELECT ` + idOf + ` AS id, tier, greatest(kv_group, 0) AS grp, engine_hash, hash, named, block_size AS told, toInt64(effect) AS n,
       if(effect > 0, committed, toDateTime(0, 'UTC')) AS at
     FROM block_events
-    WHERE effect != 0 AND id != 0 AND epoch = {epochs:Array(UInt64)}[id] AND seq <= {lasts:Array(UInt64)}[id]
+    WHERE id != 0 AND epoch = {epochs:Array(UInt64)}[id] AND seq <= {lasts:Array(UInt64)}[id]
       AND (seq, toInt64(ev)) > ({seqs:Array(UInt64)}[id], {evs:Array(Int64)}[id])
-      AND ` + inSample + ` AND committed >= toDateTime({from:Int64}, 'UTC') AND ` + inPass + `
+      AND committed >= toDateTime({from:Int64}, 'UTC') AND ` + where + ` AND ` + ofEvents + `
     UNION ALL SELECT id, tier, greatest(kv_group, 0) AS grp, engine_hash, hash, named, 0 AS told, toInt64(copies) AS n, toDateTime(stored, 'UTC') AS at
     FROM (SELECT DISTINCT ` + idOf + ` AS id, tier, kv_group, engine_hash, hash, named, copies, stored FROM snapshots
-      WHERE snapshot != 0 AND id != 0 AND snapshot = {snapshots:Array(Int64)}[id] AND ` + inSample + ` AND ` + inPass + `))
+      WHERE snapshot != 0 AND id != 0 AND snapshot = {snapshots:Array(Int64)}[id] AND ` + where + `))
   GROUP BY id, tier, grp, engine_hash HAVING copies > 0),
 sized AS (
   SELECT *, {sources:Array(String)}[id] AS source, if(told_size > 0, told_size, max(told_size) OVER (PARTITION BY id, grp)) AS size FROM held)
 `
+}
+
+// heldAt are those of them that are looked at.
+var heldAt = heldWhere(inSample+` AND `+inPass, `effect != 0`)
 
 // idOf is a source's place in {sources}, and inPass the blocks that are added up at once.
 const (
