@@ -42,18 +42,29 @@ func (r *Reader) storyOf(ctx context.Context, hash uint64) (lines []StoryLine, t
 		parent, err = r.parent(background, lines)
 		return err
 	})
+	var at stamps
+	all.Go(func() (err error) {
+		at, err = r.stamps(background, lines)
+		return err
+	})
 	if err := all.Wait(); err != nil {
 		return nil, false, nil, err
 	}
+	more, err := r.stamps(ctx, append(slices.Clone(unnamed), clears...))
+	if err != nil {
+		return nil, false, nil, err
+	}
+	at.apply(lines)
+	more.apply(unnamed)
+	more.apply(clears)
 	lines = append(lines, unnamed...)
 	inTime(lines)
 	if truncated = len(lines) > maxStory; truncated {
 		lines = lines[len(lines)-maxStory:]
 	}
 	lines = append(lines, after(clears, lines)...)
-	err = r.stamp(ctx, lines)
 	inTime(lines)
-	return lines, truncated, parent, err
+	return lines, truncated, parent, nil
 }
 
 // unnamed reads the rows of the engines' hashes that a prefix goes by, where they were told without a name.
@@ -187,40 +198,53 @@ func after(clears, story []StoryLine) []StoryLine {
 	})
 }
 
-// stamp gives events the moments at which the bus took them. Those whose batches are no longer kept stay at their seconds.
-func (r *Reader) stamp(ctx context.Context, lines []StoryLine) error {
-	type batch struct {
-		id         string
-		epoch, seq uint64
-	}
-	places := make(map[batch][]int)
+// stamps are the moments at which the bus took batches, in ms.
+type stamps map[batchName]int64
+
+// batchName names a batch.
+type batchName struct {
+	source     string
+	epoch, seq uint64
+}
+
+// stamps reads those of events.
+func (r *Reader) stamps(ctx context.Context, lines []StoryLine) (stamps, error) {
+	at := make(stamps)
 	var texts []string
-	for i, l := range lines {
-		if l.Op == "SNAPSHOT" || l.ev == evLife || l.ev >= evClear {
-			continue // in the ledger, and in snapshots, times are whole
+	for i := range lines {
+		l := &lines[i]
+		name := batchName{l.ID, l.Epoch, l.Seq}
+		if _, ok := at[name]; ok || !l.isEvent() {
+			continue
 		}
-		b := batch{l.ID, l.Epoch, l.Seq}
-		if places[b] == nil {
-			texts = append(texts, fmt.Sprintf("('%s',%d,%d)", l.ID, l.Epoch, l.Seq))
-		}
-		places[b] = append(places[b], i)
+		at[name] = 0
+		texts = append(texts, fmt.Sprintf("('%s',%d,%d)", l.ID, l.Epoch, l.Seq))
 	}
 	if len(texts) == 0 {
-		return nil
+		return at, nil
 	}
-	return r.query(ctx, `SELECT toString(source), epoch, seq, committed FROM batches
+	err := r.query(ctx, `SELECT toString(source), epoch, seq, committed FROM batches
 WHERE (source, epoch, seq) IN {places:Array(Tuple(String, UInt64, UInt64))}`,
 		clickhouse.Parameters{"places": "[" + strings.Join(texts, ",") + "]"}, func(scan func(...any) error) error {
-			var b batch
-			var at time.Time
-			if err := scan(&b.id, &b.epoch, &b.seq, &at); err != nil {
-				return err
-			}
-			for _, i := range places[b] {
-				lines[i].Time = max(lines[i].Time, at.UnixMilli())
-			}
-			return nil
+			var name batchName
+			var committed time.Time
+			err := scan(&name.source, &name.epoch, &name.seq, &committed)
+			at[name] = committed.UnixMilli()
+			return err
 		})
+	return at, err
+}
+
+// isEvent reports whether a line is of a batch; the times of the others are whole as they are.
+func (l *StoryLine) isEvent() bool { return l.ev >= 0 && l.ev < evClear }
+
+// apply gives events their moments. Those whose batches are no longer kept stay at their seconds.
+func (s stamps) apply(lines []StoryLine) {
+	for i := range lines {
+		if l := &lines[i]; l.isEvent() {
+			l.Time = max(l.Time, s[batchName{l.ID, l.Epoch, l.Seq}])
+		}
+	}
 }
 
 // parent finds the block before, of the newest STORED that has one.
@@ -240,29 +264,31 @@ func (r *Reader) parentOf(ctx context.Context, l *StoryLine) (*Parent, error) {
 	one := func(into *uint64, sql string, bound clickhouse.Parameters) error {
 		return r.query(ctx, sql, bound, func(scan func(...any) error) error { return scan(into) })
 	}
+	bound := clickhouse.Parameters{
+		"hash": strconv.FormatUint(l.hash, 10), "source": l.ID, "seq": strconv.FormatUint(l.Seq, 10), "at": strconv.FormatInt(l.committed.Unix(), 10),
+	}
+	const chained = `SELECT max(parent) FROM chains WHERE hash = {hash:UInt64} AND named = `
+	const told = ` AND named = 1 AND op = 'STORED' AND source = {source:String}`
+	const newest = told + ` ORDER BY committed DESC, epoch DESC, seq DESC LIMIT 1`
 	var err error
-	switch known := `SELECT max(parent) FROM chains WHERE hash = {hash:UInt64} AND named = `; {
+	switch {
+	case l.named && l.pos > 0:
+		err = r.query(ctx, `SELECT hash, engine_hash FROM block_events
+WHERE hash IN (`+chained+`1) AND committed = toDateTime({at:Int64}, 'UTC') AND seq = {seq:UInt64}`+told+` LIMIT 1`, bound,
+			func(scan func(...any) error) error { return scan(&prefix, &engineHash) })
+		if err == nil && prefix == 0 {
+			err = one(&prefix, chained+`1`, bound)
+		}
 	case l.named && prefix == 0:
-		err = one(&prefix, known+`1`, clickhouse.Parameters{"hash": strconv.FormatUint(l.hash, 10)})
+		err = one(&prefix, chained+`1`, bound)
 	case !l.named && l.pos > 0:
-		err = one(&engineHash, known+`0`, clickhouse.Parameters{"hash": strconv.FormatUint(l.hash, 10)})
+		err = one(&engineHash, chained+`0`, bound)
 	}
 	if err != nil || prefix == 0 && engineHash == 0 {
 		return nil, err
 	}
-	bound := clickhouse.Parameters{
-		"source": l.ID, "prefix": strconv.FormatUint(prefix, 10), "engine": strconv.FormatUint(engineHash, 10), "seq": strconv.FormatUint(l.Seq, 10),
-		"at": strconv.FormatInt(l.committed.Unix(), 10),
-	}
-	const told = ` AND named = 1 AND op = 'STORED' AND source = {source:String}`
-	const newest = told + ` ORDER BY committed DESC, epoch DESC, seq DESC LIMIT 1`
-	if engineHash == 0 {
-		err = one(&engineHash, `SELECT engine_hash FROM block_events
-WHERE hash = {prefix:UInt64} AND committed = toDateTime({at:Int64}, 'UTC') AND seq = {seq:UInt64}`+told+` LIMIT 1`, bound)
-	}
+	bound["prefix"], bound["engine"] = strconv.FormatUint(prefix, 10), strconv.FormatUint(engineHash, 10)
 	switch {
-	case err != nil:
-		return nil, err
 	case prefix == 0:
 		err = one(&prefix, `SELECT hash FROM block_events WHERE engine_hash = {engine:UInt64}`+newest, bound)
 	case engineHash == 0:

@@ -303,9 +303,11 @@ func (w *walking) readStories(ctx context.Context, missed map[uint64]bool) error
 		return err
 	}
 	w.lines = append(lines, clears...)
-	if err := w.reader.stamp(ctx, w.lines); err != nil {
+	at, err := w.reader.stamps(ctx, w.lines)
+	if err != nil {
 		return err
 	}
+	at.apply(w.lines)
 	w.lines = inPlace(w.lines)
 	return nil
 }
