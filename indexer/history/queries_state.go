@@ -3,6 +3,7 @@ package history
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -313,7 +314,6 @@ const (
 // standsAt finds where the sources that are asked about stood at {until}.
 func (r *Reader) standsAt(ctx context.Context, bound clickhouse.Parameters) (stands, error) {
 	far := make(map[string]*stand)
-	oldest := int64(0) // of all that is kept
 	reach := func(source string, epoch, last uint64) {
 		s := far[source]
 		if s == nil {
@@ -324,22 +324,31 @@ func (r *Reader) standsAt(ctx context.Context, bound clickhouse.Parameters) (sta
 			s.epoch, s.last = epoch, last
 		}
 	}
-	err := r.query(ctx, `SELECT toString(source), (max((epoch, seq, last)) AS far).1, far.3, toUnixTimestamp64Micro(min(committed)) FROM batches
-WHERE committed < fromUnixTimestamp64Micro({until:Int64}) AND `+ofSources+` GROUP BY source`, bound, func(scan func(...any) error) error {
-		var source string
-		var epoch, last uint64
-		var first int64
-		if err := scan(&source, &epoch, &last, &first); err != nil {
-			return err
-		}
-		if oldest == 0 || first < oldest {
-			oldest = first
-		}
-		reach(source, epoch, last)
-		return nil
-	})
+	oldest := int64(0) // of all that is kept
+	err := r.query(ctx, `SELECT toUnixTimestamp64Micro(min(committed)) FROM batches`, nil, func(scan func(...any) error) error { return scan(&oldest) })
 	if err != nil {
 		return nil, err
+	}
+	// Most sources told something in the last hour; only the others are looked for in all that is kept.
+	const farthest = `SELECT toString(source), epoch, max(last) FROM batches
+WHERE committed < fromUnixTimestamp64Micro({until:Int64}) AND ` + ofSources
+	for _, more := range []string{
+		` AND committed >= fromUnixTimestamp64Micro({until:Int64}) - INTERVAL 1 HOUR`, ` AND source IN (
+  SELECT source FROM progress WHERE source NOT IN ('', '` + recordsName + `')) AND NOT has({seen:Array(String)}, source)`,
+	} {
+		bound["seen"] = quoted(slices.Sorted(maps.Keys(far)))
+		err := r.query(ctx, farthest+more+` GROUP BY source, epoch`, bound, func(scan func(...any) error) error {
+			var source string
+			var epoch, last uint64
+			if err := scan(&source, &epoch, &last); err != nil {
+				return err
+			}
+			reach(source, epoch, last)
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
 	}
 	var begun []beginning
 	err = r.query(ctx, `SELECT toString(source), epoch, seq AS first, seq, toInt64(ev), toInt64(0), 1000000 * toInt64(toUnixTimestamp(committed)), toString(cause), toUInt8(0)

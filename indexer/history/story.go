@@ -158,7 +158,12 @@ func numbers(list []uint64) string {
 }
 
 // quoted writes names of sources as ClickHouse reads an array: they have letters, digits and _-%. only, as in a subject.
-func quoted(ids []string) string { return "['" + strings.Join(ids, "','") + "']" }
+func quoted(ids []string) string {
+	if len(ids) == 0 {
+		return "[]"
+	}
+	return "['" + strings.Join(ids, "','") + "']"
+}
 
 // clears reads what took every block of a story's sources away: CLEARED, checkpoints, and the beginnings of lives.
 func (r *Reader) clears(ctx context.Context, story []StoryLine) (lines []StoryLine, err error) {

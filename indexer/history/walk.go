@@ -213,8 +213,11 @@ func (w *walking) isAsked(source string) bool {
 }
 
 // ofPrompt are the rows of a prompt's blocks, and of those that were told without their names first.
-const ofPrompt = `(named = 1 AND hash IN {hashes:Array(UInt64)} OR named = 0 AND hash IN (
-      SELECT engine_hash FROM block_events WHERE named = 1 AND hash IN {hashes:Array(UInt64)}))`
+const ofPrompt = `hash IN {either:Array(UInt64)} AND (named = 1) = (hash IN {hashes:Array(UInt64)})`
+
+// namedLater are the engines' hashes of the prompt's blocks that may have been told without their names first: what named them has no effect.
+const namedLater = `SELECT DISTINCT engine_hash FROM block_events
+WHERE hash IN {hashes:Array(UInt64)} AND named = 1 AND op = 'STORED' AND effect = 0`
 
 // readHeld reads which of the prompt's blocks the sources held.
 func (w *walking) readHeld(ctx context.Context, bound clickhouse.Parameters) error {
@@ -227,7 +230,16 @@ func (w *walking) readHeld(ctx context.Context, bound clickhouse.Parameters) err
 		}
 	}
 	slices.Sort(all)
-	bound["hashes"] = numbers(slices.Compact(all))
+	all = slices.Compact(all)
+	bound["hashes"] = numbers(all)
+	either := slices.Clip(all)
+	if err := w.reader.query(ctx, namedLater, bound, func(scan func(...any) error) error {
+		either = append(either, 0)
+		return scan(&either[len(either)-1])
+	}); err != nil {
+		return err
+	}
+	bound["either"] = numbers(either)
 	bindStands(w.stands, bound)
 	return w.reader.query(ctx, heldWhere(ofPrompt, `op != 'CLEARED'`)+`SELECT id, toString(tier), prefix, toInt64(sum(copies)), max(stored) FROM held
 WHERE prefix != 0 GROUP BY id, tier, prefix`, bound, func(scan func(...any) error) error {
