@@ -82,3 +82,6 @@ var WriteError = writeError
 
 // Sample bounds the rows that curves are made of.
 func (r *Reader) Sample(rows uint64) { r.sample = rows }
+
+// AtOnce bounds the block events over which a state's blocks are added up at once.
+func (r *Reader) AtOnce(events uint64) { r.atOnce = events }

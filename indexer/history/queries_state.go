@@ -169,7 +169,7 @@ func (r *Reader) state(ctx context.Context, bound clickhouse.Parameters, a *Answ
 	}
 	bindPass(bound, 0, 1)
 	if by == byBlocks {
-		return r.heldBlocks(ctx, bound, 1+events/share/heldAtOnce, a)
+		return r.heldBlocks(ctx, bound, 1+events/share/r.atOnce, a)
 	}
 	a.SQL = explained(stateSQL[by], bound)
 	return r.rows(ctx, stateSQL[by], bound, a)

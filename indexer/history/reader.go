@@ -20,6 +20,7 @@ type Reader struct {
 	conn     clickhouse.Conn
 	readOnly int    // ClickHouse's: 1 refuses settings within the statement, too
 	sample   uint64 // rows that curves are made of, at most about
+	atOnce   uint64 // block events over which a state's blocks are added up at once, about
 }
 
 // NewReader returns a reader. ClickHouse need not answer yet. The caller closes it.
@@ -37,7 +38,7 @@ func newReader(cfg Config, pool embedded.Pool) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Reader{cfg: cfg, embedded: a.socket != "", conn: conn, readOnly: 2, sample: sampleRows}, nil
+	return &Reader{cfg: cfg, embedded: a.socket != "", conn: conn, readOnly: 2, sample: sampleRows, atOnce: heldAtOnce}, nil
 }
 
 // Close ends the connections.

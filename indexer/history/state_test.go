@@ -268,3 +268,68 @@ func TestStateByDepth(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// A page of blocks may be added up a range of hashes at a time.
+func TestStateByPage(t *testing.T) {
+	began := time.Now().UTC().Truncate(24 * time.Hour).Add(-14 * time.Hour)
+	s := fleet(began, "e0")[0]
+	var spread, want []uint64
+	for i := range uint64(31) {
+		spread = append(spread, (i+1)<<59)
+	}
+	s.at(began, 0, run(event.Stored, spread...))
+	s.at(began, 1, run(event.Evicted, spread[30], spread[3], spread[4]))
+	for i, h := range spread {
+		if i != 30 && i != 3 && i != 4 {
+			want = append(want, h)
+		}
+	}
+	r := keepAll(t, s)
+	r.AtOnce(8)
+	for _, size := range []int{1, 3, 10, 1000} {
+		var got []uint64
+		for truncated := true; truncated; {
+			a, err := r.Ask(t.Context(), "state", map[string]string{
+				"at": began.Add(time.Minute).Format(time.RFC3339), "by": "blocks", "limit": strconv.Itoa(size), "offset": strconv.Itoa(len(got)),
+			})
+			if err != nil || len(a.Rows) == 0 {
+				t.Fatal(err, a)
+			}
+			for _, row := range a.Rows {
+				h, err := strconv.ParseUint(row[7].(string), 16, 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got = append(got, h)
+			}
+			truncated = a.Truncated
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("by pages of %d: %s", size, diff)
+		}
+	}
+}
+
+// What came after a checkpoint may be older than when history took the checkpoint.
+func TestStateFromALateCheckpoint(t *testing.T) {
+	e := startEngine(t)
+	w, _ := startWriter(t, e.config())
+	resume(t, w)
+	began := time.Now().UTC().Truncate(time.Hour).Add(-60 * time.Hour)
+	s := fleet(began, "e0")[0]
+	s.publish(run(event.Stored, 1, 2, 3))
+	if _, err := w.Restore(t.Context(), bytes.NewReader(s.checkpoint(t))); err != nil {
+		t.Fatal(err)
+	}
+	s.now = began.Add(time.Minute)
+	m := s.publish(run(event.Evicted, 2), run(event.Stored, 4))
+	feed(t, w, m)
+	committed(t, w, m)
+	r := newReader(t, e.config())
+	for seconds, want := range map[int]string{0: "[]", 30: "[[m/model e0 0 engine GPU 3 3 1 <nil> 3 from a checkpoint]]", 61: "[[m/model e0 0 engine GPU 3 3 1 48 3 from a checkpoint]]"} {
+		a, err := r.Ask(t.Context(), "state", map[string]string{"at": began.Add(time.Duration(seconds) * time.Second).Format(time.RFC3339)})
+		if err != nil || fmt.Sprint(a.Rows) != want || a.Exactness != "exact" {
+			t.Errorf("after %d s: %v %v, want %s", seconds, a, err, want)
+		}
+	}
+}

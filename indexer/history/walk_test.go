@@ -33,7 +33,8 @@ func missing(t *testing.T) (r *history.Reader, began time.Time) {
 	evicts.at(began, 80, run(event.Evicted, 5))
 	tiers.at(began, 1, run(event.Stored, 1, 2), on(event.CPU, under(run(event.Stored, 3), 2)))
 	clears.at(began, 2, run(event.Stored, hashes(1, 6)...))
-	clears.at(began, 10, event.Event{Kind: event.Cleared, Cause: event.ByEngine, Group: event.NoGroup, LoRAID: event.NoLoRAID})
+	clears.now = began.Add(10250 * time.Millisecond)
+	clears.publish(event.Event{Kind: event.Cleared, Cause: event.ByEngine, Group: event.NoGroup, LoRAID: event.NoLoRAID})
 	under := run(event.Stored, 1, 2)
 	under.LoRA = "ad"
 	adapter.at(began, 3, under)
@@ -48,7 +49,7 @@ func missing(t *testing.T) (r *history.Reader, began time.Time) {
 	}
 	load.Blocks[0].Prefix = event.PrefixHash(n)
 	load.Load = event.Load{From: event.CPU, Peer: "p'\\", Request: `re'q\1`, Bytes: 4096, Duration: 5 * time.Second}
-	loads.at(began, 58, load)
+	loads.at(began, 62, load) // begun before the block was stored again
 	return keepAll(t, all...), began
 }
 
@@ -112,7 +113,7 @@ func TestWalk(t *testing.T) {
 		}},
 		{"nobody", history.Prompt{Tokens: promptOf(hashes(1, 6)...), At: at(40), Engine: "tiers"}, []string{"tiers 3 6 never_stored []"}},
 		{"cleared", history.Prompt{Hashes: prefixes(t, hashes(1, 6)...), At: at(26), Engine: "clears"}, []string{
-			"clears 0 6 reset at 10s, the engine cleared its cache []; held by evicts GPU; held by tiers GPU",
+			"clears 0 6 reset at 10.25s, the engine cleared its cache []; held by evicts GPU; held by tiers GPU",
 		}},
 		{"another adapter", history.Prompt{Tokens: promptOf(1, 2), At: at(26), Engine: "adapter", Others: []history.Variant{{Salt: "x"}, {LoRA: "ad"}}}, []string{
 			"adapter 0 2 other_variant, ad []; held by evicts GPU; held by tiers GPU",
@@ -122,7 +123,7 @@ func TestWalk(t *testing.T) {
 		{"everybody", history.Prompt{Tokens: promptOf(1), At: at(26)}, []string{
 			"evicts 1 1 complete []", "tiers 1 1 complete []",
 			"adapter 0 1 other_engine []; held by evicts GPU; held by tiers GPU",
-			"clears 0 1 reset at 10s, the engine cleared its cache []; held by evicts GPU; held by tiers GPU",
+			"clears 0 1 reset at 10.25s, the engine cleared its cache []; held by evicts GPU; held by tiers GPU",
 			"other 0 1 other_engine []; held by evicts GPU; held by tiers GPU",
 			"whole 0 1 evicted at 25s, the engine tells no reason, and the same step stored nothing there [GPU]; held by evicts GPU; held by tiers GPU",
 		}},
@@ -153,8 +154,23 @@ func TestWalk(t *testing.T) {
 		}
 		w = walk(t, history.Prompt{Request: `re'q\1`})
 		want = `evicts loaded 1 block (4.0 KiB) from CPU to GPU in 5s; peer p'\.`
-		if len(w.Told) != 1 || w.Summary[0] != want || w.Told[0].Time != began.Add(58*time.Second).UnixMilli() {
+		if len(w.Told) != 1 || w.Summary[0] != want || w.Told[0].Time != began.Add(62*time.Second).UnixMilli() {
 			t.Errorf("%+v", w)
+		}
+	})
+	t.Run("a story's moments", func(t *testing.T) {
+		story, err := r.Explain(t.Context(), prefixOf(1, 2, 3, 4, 5, 6), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var cleared []time.Duration
+		for _, l := range story.Events {
+			if l.Op == "CLEARED" {
+				cleared = append(cleared, time.UnixMilli(l.Time).Sub(began))
+			}
+		}
+		if diff := cmp.Diff([]time.Duration{10250 * time.Millisecond}, cleared); diff != "" {
+			t.Error(diff)
 		}
 	})
 	t.Run("nothing known", func(t *testing.T) {
