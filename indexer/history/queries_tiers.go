@@ -12,27 +12,29 @@ var tiers = []Query{
 		Name: "tiers", Title: "Tiers",
 		Help:   "What each engine stored into each tier and loaded from it again, and which offload does not pay.",
 		Params: []Param{since, until, model, engine, limit},
-		sql: `WITH sizes AS (
-  SELECT ` + modelOf + ` AS model, ` + instanceOf + ` AS instance, if(min(least) = max(most), max(most), 0) AS size FROM (
-    SELECT source, minIf(block_size, block_size > 0) AS least, max(block_size) AS most FROM block_events
-    WHERE op IN ('STORED', 'LOADED') AND ` + inSeconds + ` GROUP BY source)
-  WHERE most > 0 GROUP BY model, instance),
-tellers AS (
+		sql: `WITH tellers AS (
   SELECT DISTINCT ` + modelOf + ` AS model, ` + instanceOf + ` AS instance, 1 AS tells FROM (
-    SELECT source FROM progress WHERE endsWith(source, '.connector') UNION ALL SELECT source FROM loads WHERE ` + inWindow + `))
+    SELECT source FROM progress WHERE endsWith(source, '.connector') UNION ALL SELECT source FROM loads WHERE ` + inWindow + `)),
+sums AS (
+  SELECT model, instance, tier, sum(stored) AS n_stored, sum(saved_bytes) AS n_saved_bytes, sum(loaded) AS n_loaded, sum(loaded_bytes) AS n_loaded_bytes,
+    min(least) AS smallest, max(most) AS largest
+  FROM (
+    SELECT ` + modelOf + ` AS model, ` + instanceOf + ` AS instance, tier, stored, saved_bytes, loaded, loaded_bytes, least, most FROM (
+      SELECT source, toString(tier) AS tier, countIf(op = 'STORED' AND (effect > 0 OR endsWith(source, '.connector'))) AS stored, 0 AS saved_bytes, 0 AS loaded,
+        0 AS loaded_bytes, min(if(block_size = 0, 4294967295, block_size)) AS least, max(block_size) AS most
+      FROM block_events WHERE op IN ('STORED', 'LOADED') AND NOT endsWith(source, '.store') AND ` + inSeconds + ` GROUP BY source, tier
+      UNION ALL SELECT source, toString(to_tier) AS tier, 0, sum(bytes), 0, 0, 4294967295, 0 FROM transfers WHERE kind = 'saved' AND ` + inWindow + ` GROUP BY source, tier
+      UNION ALL SELECT source, toString(from_tier) AS tier, 0, 0, sum(blocks), sum(bytes), 4294967295, 0 FROM loads WHERE ` + inWindow + ` GROUP BY source, tier))
+  GROUP BY model, instance, tier)
 SELECT model, instance, tier, n_stored, if(size = 0, NULL, n_stored * size), nullIf(n_saved_bytes, 0), if(tells = 0, NULL, n_loaded),
   if(tells = 0 OR size = 0, NULL, n_loaded * size), if(tells = 0, NULL, n_loaded_bytes), if(tells = 0, nan, n_loaded / n_stored),
-  if(tells = 0, NULL, sum(n_loaded) OVER (PARTITION BY model, instance)) AS of, if(tells = 0, nan, n_loaded / of)
+  if(tells = 0, NULL, all_loaded) AS of, if(tells = 0, nan, n_loaded / of)
 FROM (
-  SELECT model, instance, tier, sum(stored) AS n_stored, sum(saved_bytes) AS n_saved_bytes, sum(loaded) AS n_loaded, sum(loaded_bytes) AS n_loaded_bytes
-  FROM (
-    SELECT ` + modelOf + ` AS model, ` + instanceOf + ` AS instance, tier, stored, saved_bytes, loaded, loaded_bytes FROM (
-      SELECT source, toString(tier) AS tier, count() AS stored, 0 AS saved_bytes, 0 AS loaded, 0 AS loaded_bytes FROM block_events
-      WHERE op = 'STORED' AND (effect > 0 OR endsWith(source, '.connector')) AND NOT endsWith(source, '.store') AND ` + inSeconds + ` GROUP BY source, tier
-      UNION ALL SELECT source, toString(to_tier) AS tier, 0, sum(bytes), 0, 0 FROM transfers WHERE kind = 'saved' AND ` + inWindow + ` GROUP BY source, tier
-      UNION ALL SELECT source, toString(from_tier) AS tier, 0, 0, sum(blocks), sum(bytes) FROM loads WHERE ` + inWindow + ` GROUP BY source, tier))
-  GROUP BY model, instance, tier) AS sums
-LEFT JOIN sizes USING (model, instance) LEFT JOIN tellers USING (model, instance)
+  SELECT *, sum(n_loaded) OVER (PARTITION BY model, instance) AS all_loaded, max(largest) OVER (PARTITION BY model, instance) AS greatest_size,
+    if(min(smallest) OVER (PARTITION BY model, instance) = greatest_size, greatest_size, 0) AS size
+  FROM sums) AS sized
+LEFT JOIN tellers USING (model, instance)
+WHERE n_stored > 0 OR n_saved_bytes > 0 OR n_loaded > 0
 ORDER BY model, instance, n_loaded DESC, n_stored DESC, tier
 LIMIT {limit:UInt64}`,
 		columns: []Column{
