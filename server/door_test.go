@@ -283,7 +283,7 @@ func TestOnlyReads(t *testing.T) {
 	r := start(t, map[string]http.Handler{"/": echo("ours")}, nil, prometheus.NewRegistry())
 	for _, method := range []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND"} {
 		for path, posts := range map[string]bool{
-			"/v1/lookup": true, "/v1/lookup/batch": true, "/v1/lookup/explain": true, "/v1/changes": true, "/v1/shard/lookup": true, "/v1/shard": false, "/v1/sources": false, "/v1/query/evictions": false, "/v1/live": false, "/v1/resident": false, "/": false, "/v2/x": false, "//v1/lookup": false,
+			"/v1/lookup": true, "/v1/lookup/batch": true, "/v1/lookup/explain": true, "/v1/changes": true, "/v1/shard/lookup": true, "/v1/shard": false, "/v1/sources": false, "/v1/query/evictions": false, "/v1/explain": true, "/v1/explain/00": false, "/v1/live": false, "/v1/resident": false, "/": false, "/v2/x": false, "//v1/lookup": false,
 		} {
 			resp, body := r.do(t, method, r.URL()+path, "")
 			allowed := method == "GET" || method == "HEAD" || method == "POST" && posts
@@ -320,6 +320,7 @@ func TestLimitsOfRoutes(t *testing.T) {
 		{"POST", "/v1/shard/lookup", 16 << 20, 30},
 		{"POST", "/v1/lookup/batch", 16 << 20, 30},
 		{"POST", "/v1/lookup/explain", 16 << 20, 30},
+		{"POST", "/v1/explain", 16 << 20, 30},
 		{"POST", "/v1/changes", 16 << 20, 0},
 		{"GET", "/v1/changes", 0, 0},
 		{"POST", "/login", 4 << 10, 10},

@@ -25,7 +25,8 @@ var publicRoutes = []route{
 	{"/v1/live", 0, 0}, // a WebSocket: package web bounds their number, their frames and their silence
 	{"/v1/query/", 0, 30 * time.Second},
 	{"/v1/explain/", 0, 30 * time.Second},
-	{"/v1/resident", 0, 5 * time.Minute}, // a line a block
+	{"POST /v1/explain", 16 << 20, 30 * time.Second}, // reads: a prompt is too long for a URL
+	{"/v1/resident", 0, 5 * time.Minute},             // a line a block
 	{"/", 0, 30 * time.Second},
 }
 

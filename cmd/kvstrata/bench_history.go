@@ -288,6 +288,9 @@ func (c *benchHistoryCmd) ask(ctx context.Context, cfg history.Config, work *rep
 		}
 		for _, q := range history.Queries() {
 			asked := maps.Clone(window)
+			if slices.ContainsFunc(q.Params, func(p history.Param) bool { return p.Name == "at" }) {
+				asked = map[string]string{"at": window["until"]}
+			}
 			if slices.ContainsFunc(q.Params, func(p history.Param) bool { return p.Kind == "hash" }) {
 				asked["hash"] = fmt.Sprintf("%016x", uint64(blocks[mixed(uint64(i+1))%uint64(len(blocks))].Prefix))
 			}

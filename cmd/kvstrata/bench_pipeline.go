@@ -79,7 +79,7 @@ func (c *benchPipelineCmd) Run(a *app) error {
 		}
 	})
 	if c.History {
-		if err := s.addHistory(historyFlags{Memory: 2 << 30}, dir, func(source event.Source, m event.Mark) {
+		if err := s.addHistory("", historyFlags{Memory: 2 << 30}, dir, func(source event.Source, m event.Mark) {
 			if b := watch[source]; b != nil && m.Started {
 				b.commit(uint64(m.Seq)+1, time.Now())
 			}

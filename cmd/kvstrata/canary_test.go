@@ -290,7 +290,7 @@ func releaseCanary(t *testing.T, keep bool) *haul {
 	source := event.Source{Cluster: event.DefaultCluster, Model: "m", Instance: "e", Origin: event.Engine}
 	paths := []string{"/v1/sources", "/v1/prefixes?limit=1000", "/v1/resident?source=" + source.Tokens(), "/v1/queries", "/v1/explain/00000000000003e8", "/"}
 	for _, q := range history.Queries() {
-		path := "/v1/query/" + q.Name + "?since=1h&sql=1"
+		path := "/v1/query/" + q.Name + "?sql=1"
 		if slices.ContainsFunc(q.Params, func(p history.Param) bool { return p.Kind == "hash" }) {
 			path += "&hash=00000000000003e8"
 		}

@@ -172,7 +172,7 @@ func (c *demoCmd) addRoles(s *stack, dir string) error {
 	if err := s.addPrefix(c.HashKey, shareFlags{Told: 1}); err != nil {
 		return err
 	}
-	if err := s.addHistory(c.historyFlags, dir, nil); err != nil {
+	if err := s.addHistory(c.HashKey, c.historyFlags, dir, nil); err != nil {
 		return err
 	}
 	return s.addWeb(c.HashKey, shareFlags{}, c.historyFlags, dir, fleetRoles)

@@ -108,12 +108,12 @@ const historyEngineArg = "history-engine"
 
 // addHistory adds the writer of history, with the embedded engine when no ClickHouse is given.
 // committed, which may be nil, is told what is kept for good.
-func (s *stack) addHistory(flags historyFlags, data string, committed func(event.Source, event.Mark)) error {
+func (s *stack) addHistory(hashKey string, flags historyFlags, data string, committed func(event.Source, event.Mark)) error {
 	cfg, err := flags.config(data)
 	if err != nil {
 		return err
 	}
-	cfg.Committed = committed
+	cfg.Committed, cfg.HashKey = committed, hashKey
 	if flags.ClickHouse == "" {
 		if err := s.addEngine(flags, data); err != nil {
 			return err
@@ -263,7 +263,7 @@ func (s *stack) addReader(cfg history.Config) error {
 	}
 	s.reader = reader
 	h := reader.Handler()
-	for _, path := range []string{"/v1/queries", "/v1/query/", "/v1/explain/"} {
+	for _, path := range []string{"/v1/queries", "/v1/query/", "/v1/explain", "/v1/explain/"} {
 		s.handlers[path] = h
 	}
 	s.watch = &historyWatch{reader: reader, bus: s.bus, engine: s.engine}

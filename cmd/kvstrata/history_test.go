@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -54,7 +55,7 @@ func TestWatchTellsWhatWaits(t *testing.T) {
 func TestRecordsAreKept(t *testing.T) {
 	source := event.Source{Cluster: event.DefaultCluster, Model: "m", Instance: "e", Origin: event.Connector}
 	payload, err := event.MarshalTransfers([]event.Transfer{
-		{Kind: event.TransferLoaded, Transport: "tcp", From: event.CPU, To: event.GPU, Blocks: 4, Ranks: 1, Bytes: 4096, Pieces: 2},
+		{Kind: event.TransferLoaded, Request: "req-7", Transport: "tcp", From: event.CPU, To: event.GPU, Blocks: 4, Ranks: 1, Bytes: 4096, Pieces: 2},
 		{Kind: event.LeaseExpired, Transport: "tcp", Blocks: 1},
 	})
 	if err != nil {
@@ -74,7 +75,7 @@ func TestRecordsAreKept(t *testing.T) {
 	data := t.TempDir()
 	for life := 1; life <= 2; life++ {
 		p := start(t, append([]string{"run", "--roles", "history", "--data", data, "--log-level", "error"}, anyPorts...)...)
-		admin := p.says(`admin +(http://\S+)`)
+		api, admin := p.says(`api +(http://\S+)`), p.says(`admin +(http://\S+)`)
 		conn, err := nats.Connect(p.says(`embedded at (nats://\S+?),`))
 		if err != nil {
 			t.Fatal(err)
@@ -99,6 +100,12 @@ func TestRecordsAreKept(t *testing.T) {
 			return ask("SELECT count(), uniqExact(stream_seq, rec), sum(bytes), (SELECT sum(matched) FROM kvstrata.lookups WHERE asker = 'router'), "+
 				"(SELECT sum(cached) FROM kvstrata.requests), (SELECT sum(memory_used) FROM kvstrata.gpu_samples) FROM kvstrata.transfers FORMAT TSV") == want
 		}, p.output)
+		for _, whom := range [][]string{{"--data", data}, {"--server", api}} {
+			o := command(t, append([]string{"explain", "--request", "req-7"}, whom...)...)
+			if o.code != exitOK || strings.Count(o.stdout, "e loaded 4 blocks (4.0 KiB) from CPU to GPU by tcp") != life {
+				t.Errorf("explain --request, asked of %v: %+v", whom, o)
+			}
+		}
 		conn.Close()
 		kill(t, p.cmd.Process.Pid, syscall.SIGKILL)
 		<-p.exited

@@ -57,11 +57,11 @@ func (c *lookupCmd) Run(a *app) error {
 			req.Hashes = append(req.Hashes, h)
 			continue
 		}
-		token, err := strconv.ParseUint(word, 10, 32)
+		token, err := tokenID(word)
 		if err != nil {
-			return usagef("token id %q: want a number below 4294967296; prefix hashes go with --hashes", word)
+			return fmt.Errorf("%w; prefix hashes go with --hashes", err)
 		}
-		req.Tokens = append(req.Tokens, uint32(token))
+		req.Tokens = append(req.Tokens, token)
 	}
 	if len(words) == 0 {
 		return usagef("no prompt: give token ids, or - to read them from standard input")
@@ -117,10 +117,24 @@ func (c *lookupCmd) words() ([]string, error) {
 		}
 		text = string(in)
 	}
-	return strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(" \t\r\n,[]", r) }), nil
+	return words(text), nil
 }
 
-// post sends a request to an index and reads its answer; an error of the index is returned as it says it.
+// words are what stands between blanks, commas and brackets, so that a list in JSON is read as well.
+func words(text string) []string {
+	return strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(" \t\r\n,[]", r) })
+}
+
+// tokenID reads one token id.
+func tokenID(word string) (uint32, error) {
+	token, err := strconv.ParseUint(word, 10, 32)
+	if err != nil {
+		return 0, usagef("token id %q: want a number below 4294967296", word)
+	}
+	return uint32(token), nil
+}
+
+// post sends a request to a server of ours and reads its answer; an error of the server is returned as it says it.
 func post(a *app, client *http.Client, url string, request, answer any) ([]byte, error) {
 	payload, err := json.Marshal(request)
 	if err != nil {
@@ -132,12 +146,12 @@ func post(a *app, client *http.Client, url string, request, answer any) ([]byte,
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("ask the index: %w; see that it runs, and --server", err)
+		return nil, fmt.Errorf("ask the server: %w; see that it runs, and --server", err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return nil, fmt.Errorf("read the index's answer: %w", err)
+		return nil, fmt.Errorf("read the server's answer: %w", err)
 	}
 	if resp.StatusCode == http.StatusUnauthorized {
 		return nil, errNoToken
@@ -146,18 +160,18 @@ func post(a *app, client *http.Client, url string, request, answer any) ([]byte,
 		return nil, refusal(resp, body)
 	}
 	if err := json.Unmarshal(body, answer); err != nil {
-		return nil, fmt.Errorf("read the index's answer: %w", err)
+		return nil, fmt.Errorf("read the server's answer: %w", err)
 	}
 	return body, nil
 }
 
-// refusal is what an index that does not answer says instead.
+// refusal is what a server that does not answer says instead.
 func refusal(resp *http.Response, body []byte) error {
 	var problem struct{ Error string }
 	if json.Unmarshal(body, &problem) == nil && problem.Error != "" {
-		return fmt.Errorf("the index says: %s", problem.Error)
+		return fmt.Errorf("the server says: %s", problem.Error)
 	}
-	return fmt.Errorf("the index answers %s; is %s one?", resp.Status, resp.Request.URL.Host)
+	return fmt.Errorf("the server answers %s; is %s one of ours?", resp.Status, resp.Request.URL.Host)
 }
 
 func printAnswer(out io.Writer, answer *prefix.Answer) error {

@@ -90,7 +90,7 @@ func (c *runCmd) Run(a *app) error {
 		case "prefix":
 			err = s.addPrefix(c.HashKey, c.shareFlags)
 		case "history":
-			err = s.addHistory(c.historyFlags, dir, nil)
+			err = s.addHistory(c.HashKey, c.historyFlags, dir, nil)
 		case "web":
 			err = s.addWeb(c.HashKey, c.shareFlags, c.historyFlags, dir, c.Roles)
 		case "store":

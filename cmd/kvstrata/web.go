@@ -21,6 +21,7 @@ func (s *stack) addWeb(hashKey string, share shareFlags, flags historyFlags, dat
 	if err != nil {
 		return err
 	}
+	cfg.HashKey = hashKey
 	if err := s.addReader(cfg); err != nil {
 		return err
 	}

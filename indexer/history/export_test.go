@@ -109,3 +109,6 @@ func RoundedAge(ms int64) int64 {
 	}
 	return rounded
 }
+
+// AtOnce bounds the block events over which a state's blocks are added up at once.
+func (r *Reader) AtOnce(events uint64) { r.atOnce = events }

@@ -47,6 +47,8 @@ type Config struct {
 	MaxMemory int64 // bytes
 	// MaxRowsAnswered bounds an answer.
 	MaxRowsAnswered int
+	// HashKey is the subscriber's key of prefix hashes, for prompts that are to be explained; empty for the public scheme.
+	HashKey string
 	// Committed, which may be nil, is told each source's place after each round that moved it. It must not wait.
 	Committed func(event.Source, event.Mark)
 	// Clock stamps the rows of the ledger that are the writer's own; nil is the time. An import's is the file's.

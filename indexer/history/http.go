@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Handler serves GET /v1/queries, /v1/query/NAME and /v1/explain/HASH. Errors are JSON objects with a field error that
+// Handler serves GET /v1/queries, /v1/query/NAME and /v1/explain/HASH, and POST /v1/explain. Errors are JSON objects with a field error that
 // says what to change.
 func (r *Reader) Handler() http.Handler {
 	mux := http.NewServeMux()
@@ -28,6 +28,7 @@ func (r *Reader) Handler() http.Handler {
 	})
 	get("/v1/query/{name}", r.serveQuery)
 	get("/v1/explain/{hash}", r.serveExplain)
+	mux.HandleFunc("/v1/explain", r.serveWalk)
 	get("/", func(w http.ResponseWriter, req *http.Request) {
 		writeJSON(w, http.StatusNotFound, errorJSON(
 			fmt.Errorf("nothing is at %s; there are /v1/queries, /v1/query/NAME and /v1/explain/HASH", req.URL.Path)))
@@ -70,7 +71,7 @@ func (r *Reader) serveExplain(w http.ResponseWriter, req *http.Request) {
 	values, err := parameters(req.URL.Query())
 	for name := range values {
 		if name != "since" {
-			err = fmt.Errorf("%w %s: a story does not have it; it has since", ErrBadParam, name)
+			err = fmt.Errorf("%w %s: a story does not have it; %sit has since", ErrBadParam, name, suggestion(name, []string{"since"}))
 		}
 	}
 	if err != nil {
@@ -83,6 +84,30 @@ func (r *Reader) serveExplain(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	writeJSON(w, http.StatusOK, story)
+}
+
+// maxPromptBody bounds a prompt in JSON.
+const maxPromptBody = 16 << 20
+
+func (r *Reader) serveWalk(w http.ResponseWriter, req *http.Request) {
+	if req.Method != http.MethodPost {
+		w.Header().Set("Allow", "POST")
+		writeJSON(w, http.StatusMethodNotAllowed, errorJSON(fmt.Errorf("method %s: use POST, or GET /v1/explain/HASH", req.Method)))
+		return
+	}
+	p := new(Prompt)
+	body := json.NewDecoder(http.MaxBytesReader(w, req.Body, maxPromptBody))
+	body.DisallowUnknownFields()
+	if err := body.Decode(p); err != nil {
+		writeError(w, fmt.Errorf("%w of the body: %w", ErrBadParam, err))
+		return
+	}
+	walk, err := r.Walk(req.Context(), p)
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, walk)
 }
 
 func writeError(w http.ResponseWriter, err error) {

@@ -38,7 +38,7 @@ const (
 
 const countsEffects = "stored and evicted count what changed copies; a block that was told again is not counted"
 
-var queries = slices.Concat(totals, residencies, storms, comparisons, duplications, lineages, losses, lookupQueries)
+var queries = slices.Concat(totals, residencies, storms, comparisons, duplications, lineages, losses, transfers, tiers, states, lookupQueries)
 
 var totals = []Query{
 	{
@@ -157,22 +157,41 @@ LIMIT {limit:UInt64}`,
 	},
 	{
 		Name: "hot-prefixes", Title: "Hot prefixes",
-		Help:   "The prefixes that most stored runs continued.",
+		Help:   "The prefixes that most stored runs continued, how often their last block was stored and loaded, and the tokens that loads saved.",
 		Params: []Param{since, until, model, engine, {"limit", "number", "50", "Rows at most."}},
-		sql: `SELECT ` + modelOf + ` AS model, run_prefix AS prefix, sum(runs) AS continued, uniqExact(source) AS engines, max(newest) AS last
-FROM (
-  SELECT source, run_prefix, count() AS runs, max(committed) AS newest FROM block_events
-  WHERE op = 'STORED' AND pos = 0 AND run_prefix != 0 AND named = 1 AND ` + inSeconds + `
-  GROUP BY source, run_prefix)
-GROUP BY model, prefix ORDER BY continued DESC, prefix
-LIMIT {limit:UInt64}`,
+		sql: `WITH (SELECT groupArray((model, prefix, continued, engines, last)) FROM (
+  SELECT ` + modelOf + ` AS model, run_prefix AS prefix, sum(runs) AS continued, uniqExact(source) AS engines, max(newest) AS last
+  FROM (
+    SELECT source, run_prefix, count() AS runs, max(committed) AS newest FROM block_events
+    WHERE op = 'STORED' AND pos = 0 AND run_prefix != 0 AND named = 1 AND ` + inSeconds + `
+    GROUP BY source, run_prefix)
+  GROUP BY model, prefix ORDER BY continued DESC, prefix
+  LIMIT {limit:UInt64})) AS hot
+SELECT model, prefix, continued, engines, last, stored, loaded, nullIf(saved, 0), if(saved = 0 OR size = 0, NULL, saved * size)
+FROM (SELECT (arrayJoin(hot) AS h).1 AS model, h.2 AS prefix, h.3 AS continued, h.4 AS engines, h.5 AS last) AS hottest
+LEFT JOIN (
+  SELECT ` + modelOf + ` AS model, hash AS prefix, sum(n_stored) AS stored, sum(n_loaded) AS loaded, sum(n_saved) AS saved, max(block_tokens) AS size FROM (
+    SELECT source, hash, countIf(op = 'STORED' AND effect > 0) AS n_stored, countIf(op = 'LOADED') AS n_loaded,
+      sumIf(toUInt64(pos) + 1, op = 'LOADED') AS n_saved, max(block_size) AS block_tokens
+    FROM block_events WHERE hash IN (SELECT arrayJoin(hot).2) AND named = 1 AND ` + inSeconds + ` GROUP BY source, hash)
+  GROUP BY model, prefix) AS told USING (model, prefix)
+ORDER BY continued DESC, prefix`,
 		columns: []Column{
-			{"model", "text", ""}, {"prefix", "hash", ""}, {"continued", "number", "runs"}, {"engines", "number", ""}, {"last", "time", ""},
+			{"model", "text", ""},
+			{"prefix", "hash", ""},
+			{"continued", "number", "runs"},
+			{"engines", "number", ""},
+			{"last", "time", ""},
+			{"stored", "number", "times"},
+			{"loaded", "number", "times"},
+			{"saved by loads", "number", "blocks"},
+			{"saved by loads tokens", "number", "tokens"},
 		},
 		chart: Chart{"none", "", nil},
 		notes: []string{
 			"engines report no hits: a request that was cached whole leaves no trace, and is not counted",
 			"runs that continue a block that was stored long ago, and not since history was started, are not counted",
+			"stored and loaded are of the prefix's last block; saved by loads are the blocks of the prefix that came with it, each time",
 		},
 	},
 	{

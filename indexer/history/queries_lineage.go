@@ -6,6 +6,14 @@ const childrenShown = `100`
 // daysOfWindow are the days of chains on which blocks of the window may have been stored.
 const daysOfWindow = `day BETWEEN toDate(toDateTime({first:Int64}, 'UTC')) AND toDate(toDateTime({last:Int64}, 'UTC'))`
 
+// stamped joins the batches of told rows of block_events, for the moments at which the bus took them; atStamp is such a moment,
+// or, when the batch is no longer kept, its second.
+const (
+	atStamp = "greatest(stamps.committed, toDateTime64(told.committed, 6, 'UTC'))"
+	stamped = `ANY LEFT JOIN (SELECT source, epoch, seq, committed FROM batches WHERE (source, epoch, seq) IN (SELECT source, epoch, seq FROM told))
+AS stamps USING (source, epoch, seq)`
+)
+
 var lineages = []Query{
 	{
 		Name: "lineage", Title: "Lineage",

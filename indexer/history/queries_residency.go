@@ -80,6 +80,11 @@ var residencyNotes = []string{
 // depthBands name how far from the root a block is.
 const depthBands = `multiIf(depth = 0, 'unknown', depth <= 4, '1–4', depth <= 16, '5–16', depth <= 64, '17–64', depth <= 256, '65–256', '> 256')`
 
+// depthOrder sorts them.
+func depthOrder(column string) string {
+	return `indexOf(['1–4', '5–16', '17–64', '65–256', '> 256', 'unknown'], ` + column + `)`
+}
+
 // knownDepths are the depths of the blocks that are looked at, of those stored since a day before the window.
 const knownDepths = `
   LEFT JOIN (SELECT hash, named, max(depth) AS depth FROM chains
@@ -102,7 +107,7 @@ LIMIT {limit:UInt64}`,
 		Help:   "How long blocks stay, and how soon they are stored again, by how far from the root they are.",
 		Params: []Param{since, until, model, engine, sample, limit},
 		sql: residencyBy(modelOf+` AS model, depth_of`, depthBands, knownDepths) +
-			`ORDER BY model, indexOf(['1–4', '5–16', '17–64', '65–256', '> 256', 'unknown'], depth_of), tier
+			`ORDER BY model, ` + depthOrder("depth_of") + `, tier
 LIMIT {limit:UInt64}`,
 		columns: append([]Column{{"model", "text", ""}, {"depth", "text", "blocks"}}, residencyColumns...),
 		chart:   Chart{"bar", "depth", []string{"age p1", "age p50"}},

@@ -137,12 +137,17 @@ func prefixOf(hashes ...uint64) string {
 	return history.HashText(uint64(blocks[len(blocks)-1].Prefix))
 }
 
-// about returns values to ask a question with: those given, and a block where it wants one.
+// about returns values to ask a question with: those given, and a block where it wants one; of a window its end where it wants a moment.
 func about(q history.Query, hash string, values map[string]string) map[string]string {
 	values = maps.Clone(values)
 	for _, p := range q.Params {
-		if p.Kind == "hash" {
+		switch {
+		case p.Kind == "hash":
 			values[p.Name] = hash
+		case p.Name == "at":
+			values["at"] = values["until"]
+			delete(values, "since")
+			delete(values, "until")
 		}
 	}
 	return values
@@ -210,15 +215,21 @@ func TestWhatIsKept(t *testing.T) {
 	})
 	t.Run("filters", func(t *testing.T) {
 		for _, q := range history.Queries() {
-			for _, name := range []string{"engine", "model"} {
+			for _, p := range q.Params {
 				for _, value := range []string{
 					`' OR 1=1 --`, `\' OR 1=1 --`, "x'; DROP TABLE block_events; --", `\`, `'`, `"`, "a\tb", "a\nb", "{engine:String}", "%27", `\x00`, "é\u0001",
 				} {
 					asked := about(q, prefixOf(0x11), window)
-					asked[name] = value
+					asked[p.Name] = value
 					a, err := r.Ask(t.Context(), q.Name, asked)
+					if p.Kind != "text" || p.Name == "by" { // which are numbers, times, or one of few words
+						if !errors.Is(err, history.ErrBadParam) {
+							t.Errorf("%s of %s %q: %v %v", q.Name, p.Name, value, a, err)
+						}
+						continue
+					}
 					if err != nil || q.Name != "events" && len(a.Rows) > 0 {
-						t.Errorf("%s of %s %q: %v %v", q.Name, name, value, a, err)
+						t.Errorf("%s of %s %q: %v %v", q.Name, p.Name, value, a, err)
 					}
 				}
 			}
@@ -317,7 +328,7 @@ func TestParameters(t *testing.T) {
 		{"until first", "events", map[string]string{"since": "1h", "until": "2h"}, time.Time{}, "is not before until"},
 		{"empty window", "events", map[string]string{"since": "1h", "until": "1h"}, time.Time{}, "is not before until"},
 		{"both in the future", "events", map[string]string{"since": "2027-01-01T00:00:00Z", "until": "2028-01-01T00:00:00Z"}, time.Time{}, "is not before"},
-		{"unknown parameter", "events", map[string]string{"modle": "x"}, time.Time{}, "parameter modle: events does not have it; it has since, until, model, engine, limit"},
+		{"unknown parameter", "events", map[string]string{"modle": "x"}, time.Time{}, `parameter modle: events does not have it; did you mean "model"? it has since, until, model, engine, limit`},
 		{"limit 0", "events", map[string]string{"limit": "0"}, time.Time{}, `parameter limit: "0": want 1 to 10000`},
 		{"limit too high", "events", map[string]string{"limit": "10001"}, time.Time{}, "want 1 to 10000"},
 		{"limit no number", "events", map[string]string{"limit": "1;"}, time.Time{}, "want 1 to 10000"},
@@ -332,8 +343,17 @@ func TestParameters(t *testing.T) {
 		{"before", "compare", map[string]string{"before_since": "3h", "before_until": "2h"}, now.Add(-time.Hour), ""},
 		{"before is empty", "compare", map[string]string{"before_since": "1h"}, time.Time{}, "parameter before_since"},
 		{"before is no time", "compare", map[string]string{"before_until": "x"}, time.Time{}, `parameter before_until: "x"`},
+		{"a moment", "state", map[string]string{"at": "2026-11-28T18:00:00Z", "by": "depth", "offset": "5"}, time.Unix(0, 0), ""},
+		{"no moment", "state", map[string]string{"at": "noon"}, time.Time{}, `parameter at: "noon"`},
+		{"by what there is not", "state", map[string]string{"by": "teir"}, time.Time{}, `parameter by: "teir": did you mean "tier"? want tier, group, depth, blocks`},
+		{"a window for a moment", "state", map[string]string{"since": "1h"}, time.Time{}, "parameter since: state does not have it"},
 		{"zero byte", "events", map[string]string{"model": "a\x00b"}, time.Time{}, "parameter model: holds a zero byte"},
-		{"unknown query", "evnts", nil, time.Time{}, `no such query: "evnts"; there are events, engines`},
+		{"unknown query", "evnts", nil, time.Time{}, `no such query "evnts"; did you mean "events"? there are events, engines`},
+		{"a far query", "tresh", nil, time.Time{}, `no such query "tresh"; did you mean "thrash"? there are`},
+		{"a query like none", "nonsense", nil, time.Time{}, `no such query "nonsense"; there are events`},
+		{"no name of a query", "", nil, time.Time{}, `no such query ""; there are events`},
+		{"a parameter like none", "events", map[string]string{"bogus": "x"}, time.Time{}, "events does not have it; it has since"},
+		{"a long name", strings.Repeat("e", 1<<16), nil, time.Time{}, `"; there are events`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			since, until, err := history.Bind(test.query, test.values, now)
@@ -371,8 +391,8 @@ func checkHTTP(t *testing.T, r *history.Reader) {
 		{"GET", "/v1/explain/xyz", 400, `want hexadecimal digits`},
 		{"GET", "/v1/explain/123", 400, `want hexadecimal digits`},
 		{"GET", "/v1/explain/11?since=x", 400, `parameter since`},
-		{"GET", "/v1/explain/11?sinse=1h", 400, `parameter sinse`},
-		{"GET", "/v1/query/evnts", 404, `there are events, engines`},
+		{"GET", "/v1/explain/11?sinse=1h", 400, `parameter sinse: a story does not have it; did you mean \"since\"? it has since`},
+		{"GET", "/v1/query/evnts", 404, `did you mean \"events\"? there are events, engines`},
 		{"GET", "/v1/query/events?since=1h&since=2h", 400, `parameter since: given 2 times`},
 		{"GET", "/v1/query/events?bogus=1", 400, `parameter bogus`},
 		{"GET", "/v1/query/", 404, `"error"`},

@@ -3,9 +3,11 @@ package history
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/ClickHouse/clickhouse-go/v2"
+	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
 
 	"kvstrata/event"
 	"kvstrata/indexer/history/embedded"
@@ -19,6 +21,7 @@ type Reader struct {
 	readOnly int    // ClickHouse's: 1 refuses settings within the statement, too
 	sample   uint64 // rows that curves are made of, at most about
 	rowsOnly bool   // tests ask without roll-ups
+	atOnce   uint64 // block events over which a state's blocks are added up at once, about
 }
 
 // NewReader returns a reader. ClickHouse need not answer yet. The caller closes it.
@@ -36,11 +39,53 @@ func newReader(cfg Config, pool embedded.Pool) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Reader{cfg: cfg, embedded: a.socket != "", conn: conn, readOnly: 2, sample: sampleRows}, nil
+	return &Reader{cfg: cfg, embedded: a.socket != "", conn: conn, readOnly: 2, sample: sampleRows, atOnce: heldAtOnce}, nil
 }
 
 // Close ends the connections.
 func (r *Reader) Close() error { return r.conn.Close() }
+
+// query runs a query and yields a scan of each row, into pointers of the columns' types.
+func (r *Reader) query(ctx context.Context, sql string, bound clickhouse.Parameters, yield func(scan func(...any) error) error) error {
+	return r.each(ctx, sql, bound, func(rows driver.Rows) error {
+		if err := yield(rows.Scan); err != nil {
+			return fmt.Errorf("read answer: %w", err)
+		}
+		return nil
+	})
+}
+
+// grace is how much longer than ClickHouse we wait for its word that a query takes too long.
+const grace = 5 * time.Second
+
+// each runs a query and yields each row.
+func (r *Reader) each(ctx context.Context, sql string, bound clickhouse.Parameters, yield func(driver.Rows) error) error {
+	// Without a deadline: the client library would make one the query's bound, in place of ours.
+	waiting, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
+	timer := time.AfterFunc(r.cfg.MaxTime+grace, func() { cancel(context.DeadlineExceeded) })
+	defer timer.Stop()
+	settings := clickhouse.Settings{"max_execution_time": int(math.Ceil(r.cfg.MaxTime.Seconds()))}
+	if !r.embedded { // whose pools have a bound of their own
+		settings["max_memory_usage"], settings["readonly"] = r.cfg.MaxMemory, r.readOnly
+		if r.cfg.Cluster != "" { // what one part of a question finds is for all shards to compare with
+			settings["distributed_product_mode"], settings["prefer_global_in_and_join"] = "global", 1
+		}
+	}
+	rows, err := r.conn.Query(
+		clickhouse.Context(waiting, clickhouse.WithParameters(bound), clickhouse.WithSettings(settings)), sql)
+	if err != nil {
+		return answerError(waiting, err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := yield(rows); err != nil {
+			return err
+		}
+	}
+	return answerError(waiting, rows.Err())
+}
 
 // Standing is how far history goes.
 type Standing struct {

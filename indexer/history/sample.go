@@ -22,21 +22,31 @@ const eventsSampled = 250_000
 // inSample are the rows that are looked at. Every number of blocks is to be multiplied by share.
 const inSample = `hash <= {below:UInt64}`
 
-// share finds of how many blocks one is looked at, and binds it.
-func (r *Reader) share(ctx context.Context, bound clickhouse.Parameters) (uint64, error) {
+// share finds of how many blocks one is looked at, at some events if it may choose, and binds it.
+func (r *Reader) share(ctx context.Context, bound clickhouse.Parameters) (share uint64, err error) {
+	var events uint64
+	if bound["sample"] == "0" {
+		if events, err = r.eventsReached(ctx, bound); err != nil {
+			return 0, err
+		}
+	}
+	return bindShare(bound, events, eventsSampled)
+}
+
+// eventsReached counts the block events that are read when all are looked at.
+func (r *Reader) eventsReached(ctx context.Context, bound clickhouse.Parameters) (events uint64, err error) {
+	err = r.query(ctx, `SELECT sum(blocks) FROM batches WHERE `+inReach, bound, func(scan func(...any) error) error { return scan(&events) })
+	return events, err
+}
+
+// bindShare binds of how many blocks one is looked at; as many as give so many events, if it is not said.
+func bindShare(bound clickhouse.Parameters, events, most uint64) (uint64, error) {
 	share, err := strconv.ParseUint(bound["sample"], 10, 32)
 	if err != nil {
 		return 0, err
 	}
 	if share == 0 {
-		var events uint64
-		err := r.query(ctx, `SELECT sum(blocks) FROM batches WHERE `+inReach, bound, func(scan func(...any) error) error {
-			return scan(&events)
-		})
-		if err != nil {
-			return 0, err
-		}
-		share = max(events/eventsSampled, 1)
+		share = max(events/most, 1)
 	}
 	bound["share"] = strconv.FormatUint(share, 10)
 	bound["below"] = strconv.FormatUint(math.MaxUint64/share, 10)

@@ -21,17 +21,24 @@ export function fields(info: QueryInfo): QueryParam[] {
   return [...own, ...common.filter((c) => !own.some((p) => p.name === c.name))];
 }
 
+/** Whether a query is about a stretch of time; others ask for what they need among their fields. */
+export function hasRange(info: QueryInfo): boolean {
+  return info.params?.some((p) => p.name === "since") ?? true;
+}
+
 /** The range that holds where the address says nothing. */
 export function defaultSince(info: QueryInfo): string {
   return info.params?.find((p) => p.name === "since")?.default || "1h";
 }
 
-/** What the form sends: nothing that is empty, since always, the fields that the query knows. */
+/** What the form sends: nothing that is empty, since where there is a range, the fields that the query knows. */
 export function queryAddress(info: QueryInfo, params: Record<string, string>, sql: boolean): string {
   const q = new URLSearchParams();
-  q.set("since", params.since || defaultSince(info));
-  if (params.until) {
-    q.set("until", params.until);
+  if (hasRange(info)) {
+    q.set("since", params.since || defaultSince(info));
+    if (params.until) {
+      q.set("until", params.until);
+    }
   }
   for (const field of fields(info)) {
     const value = params[field.name]?.trim();
@@ -42,7 +49,8 @@ export function queryAddress(info: QueryInfo, params: Record<string, string>, sq
   if (sql) {
     q.set("sql", "1");
   }
-  return `/v1/query/${encodeURIComponent(info.name)}?${q}`;
+  const asked = q.toString();
+  return `/v1/query/${encodeURIComponent(info.name)}${asked === "" ? "" : `?${asked}`}`;
 }
 
 /** Why a value can't be sent, in words that say what to type; empty when it can. */
@@ -55,7 +63,9 @@ export function complaint(kind: string, value: string): string {
     case "number":
       return /^-?\d+(\.\d+)?$/.test(text) ? "" : "want a number, as 50";
     case "duration":
-      return /^(\d+(\.\d+)?(ms|s|m|h|d))+$/.test(text) ? "" : "want a duration, as 90s, 15m or 6h";
+      return /^(\d+(\.\d+)?(ms|s|m|h|d))+$/.test(text) || /^\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)$/.test(text)
+        ? ""
+        : "want a duration, as 90s, 15m or 6h, or a time, as 2026-11-29T12:00:00Z";
     case "hash":
       return /^(0x)?([0-9a-fA-F]{2})+$/.test(text) ? "" : "want a hash in hexadecimal digits";
     default:

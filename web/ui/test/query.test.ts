@@ -29,10 +29,17 @@ describe("query form", () => {
     );
   });
 
+  it("asks for no range where a query has none", () => {
+    const state: QueryInfo = { name: "state", title: "State", help: "", params: [{ name: "at", kind: "duration" }] };
+    expect(queryAddress(state, { since: "1h" }, false)).toBe("/v1/query/state");
+    expect(queryAddress(state, { since: "1h", at: "15m" }, false)).toBe("/v1/query/state?at=15m");
+  });
+
   it("complains before the server does", () => {
     expect(complaint("number", "5o")).not.toBe("");
     expect(complaint("number", "0.01")).toBe("");
     expect(complaint("duration", "1h30m")).toBe("");
+    expect(complaint("duration", "2026-11-29T12:00:00Z")).toBe("");
     expect(complaint("duration", "soon")).not.toBe("");
     expect(complaint("hash", "0x34dc6330fee229a2")).toBe("");
     expect(complaint("hash", "xyz")).not.toBe("");

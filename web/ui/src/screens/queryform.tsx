@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import type { QueryInfo } from "../contract";
 import { store } from "../live/live";
 import { useDraft } from "../parts/draft";
-import { complaint, defaultSince, fields, instant, ranges, toApiTime, toLocalField } from "../query";
+import { complaint, defaultSince, fields, hasRange, instant, ranges, toApiTime, toLocalField } from "../query";
 import { id } from "../testids";
 
 interface Props {
@@ -26,7 +26,7 @@ export function QueryForm({ info, params, busy, onRun }: Props) {
   };
   return (
     <form class="queryform" aria-label={`Parameters of ${info.title}`} onSubmit={submit}>
-      <RangeFields info={info} params={draft.latest.current} onChange={onRun} />
+      {hasRange(info) && <RangeFields info={info} params={draft.latest.current} onChange={onRun} />}
       <div class="queryfields">
         {fields(info).map((f, i) => {
           const complaintId = `wrong-${f.name}`;
