@@ -52,7 +52,7 @@ func startEngine(t testing.TB) *engine { return &engine{embeddedtest.Start(t, qu
 func (e *engine) config() history.Config {
 	cfg := history.DefaultConfig()
 	cfg.Address = "unix://" + e.Socket()
-	cfg.FlushEvery = 20 * time.Millisecond
+	cfg.FlushEvery, cfg.RollUpEvery = 20*time.Millisecond, 20*time.Millisecond
 	return cfg
 }
 
