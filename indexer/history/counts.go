@@ -47,14 +47,9 @@ func (r *Reader) bindCounted(ctx context.Context, bound clickhouse.Parameters, h
 	if err != nil {
 		return err
 	}
-	until := int64(0)
-	if !r.rowsOnly {
-		err = r.query(ctx, `SELECT toInt64(seq) FROM progress FINAL WHERE source = '`+rollupsName+`'`, nil, func(scan func(...any) error) error {
-			return scan(&until)
-		})
-		if err != nil {
-			return err
-		}
+	until, err := r.countedUntil(ctx)
+	if err != nil {
+		return err
 	}
 	step := int64(3600)
 	if how == countingInStep {
@@ -67,6 +62,28 @@ func (r *Reader) bindCounted(ctx context.Context, bound clickhouse.Parameters, h
 	}
 	bound["tail"] = strconv.FormatInt(max(first, until), 10)
 	return nil
+}
+
+// countedUntil returns until which second everything that is kept is counted. What came late since makes that earlier.
+func (r *Reader) countedUntil(ctx context.Context) (until int64, err error) {
+	if r.rowsOnly {
+		return 0, nil
+	}
+	var stream, late int64
+	var after uint64
+	err = r.query(ctx, `SELECT toInt64(seq), stream, stream_seq FROM progress FINAL WHERE source = '`+rollupsName+`'`, nil,
+		func(scan func(...any) error) error { return scan(&until, &stream, &after) })
+	if err != nil || until == 0 {
+		return 0, err
+	}
+	late = until
+	bound := clickhouse.Parameters{
+		"stream": strconv.FormatInt(stream, 10), "after": strconv.FormatUint(after, 10), "until": strconv.FormatInt(until, 10),
+	}
+	err = r.query(ctx, `SELECT toInt64(toUnixTimestamp(min(committed))) FROM batches WHERE `+beyondPlace+`
+  AND committed < fromUnixTimestamp64Micro(1000000 * {until:Int64}) HAVING count() > 0`, bound,
+		func(scan func(...any) error) error { return scan(&late) })
+	return min(until, late), err
 }
 
 // span is a time in whole seconds, its end not in it.

@@ -8,8 +8,10 @@ func runStarts(where string) string {
     SELECT hash, named, argMax(` + runKey + `, pos) AS run FROM block_events
     WHERE op = 'STORED' AND ` + inSample + ` AND ` + where + ` GROUP BY hash, named) AS stored
   INNER JOIN (
-    SELECT ` + runKey + ` AS run, hash AS start, run_parent = 0 AS at_root FROM block_events
-    WHERE op = 'STORED' AND pos = 0 AND ` + where + `) AS begun USING run`
+    SELECT ` + runKey + ` AS run, start, at_root FROM (
+      SELECT toDateTime(committed, 'UTC') AS committed, source, epoch, seq, ev, start, at_root FROM batches
+      ARRAY JOIN run_ev AS ev, run_start AS start, run_root AS at_root)
+    WHERE ` + where + `) AS begun USING run`
 }
 
 // runKey names a run in a number.

@@ -20,6 +20,10 @@ CREATE TABLE IF NOT EXISTS batches
     last        UInt64 COMMENT 'of a range that was lost; else seq' CODEC(Delta, ZSTD(1)),
     way         LowCardinality(String) COMMENT 'live, recovered, held, asked, lost or dropped' CODEC(ZSTD(1)),
     blocks      UInt32 COMMENT 'block operations' CODEC(T64, ZSTD(1)),
+    run_ev      Array(UInt32) COMMENT 'of each run of stored blocks: the ordinal of its event' CODEC(ZSTD(1)),
+    run_start   Array(UInt64) COMMENT 'hash of its first block' CODEC(ZSTD(1)),
+    run_prefix  Array(UInt64) COMMENT 'prefix hash of what it continues; 0 = nothing, or unknown' CODEC(ZSTD(1)),
+    run_root    Array(UInt8) COMMENT '1 = it continues nothing' CODEC(ZSTD(1)),
     INDEX by_stream (stream, stream_seq) TYPE minmax GRANULARITY 1
 )
 ENGINE = MergeTree
