@@ -15,9 +15,10 @@ import (
 type counting uint8
 
 const (
-	notCounting    counting = iota
-	wholeWindow             // buckets of any length may be read
-	countingInStep          // no longer than the step, which is a multiple of what is read
+	notCounting      counting = iota
+	wholeWindow               // buckets of any length may be read
+	countingInStep            // no longer ones than those of the answer
+	countingInBucket          // likewise, by the parameter bucket
 )
 
 // counted reads columns of roll-ups in the window. A column may be an expression that is named.
@@ -52,8 +53,8 @@ func (r *Reader) bindCounted(ctx context.Context, bound clickhouse.Parameters, h
 		return err
 	}
 	step := int64(3600)
-	if how == countingInStep {
-		if step, err = strconv.ParseInt(bound["step"], 10, 64); err != nil {
+	if name := map[counting]string{countingInStep: "step", countingInBucket: "bucket"}[how]; name != "" {
+		if step, err = strconv.ParseInt(bound[name], 10, 64); err != nil {
 			return err
 		}
 	}
@@ -89,7 +90,7 @@ func (r *Reader) countedUntil(ctx context.Context) (until int64, err error) {
 // span is a time in whole seconds, its end not in it.
 type span struct{ from, to int64 }
 
-// split divides a time into the buckets that cover it, the longest not longer than a step: early and late ones of each length.
+// split divides a time into the buckets that cover it, those that a step is a multiple of: early and late ones of each length.
 func split(from, to, step int64) map[string]span {
 	spans := make(map[string]span)
 	for _, l := range []struct {
@@ -97,7 +98,7 @@ func split(from, to, step int64) map[string]span {
 		length, next int64
 	}{{"seconds", 1, 60}, {"minutes", 60, 3600}, {"hours", 3600, 0}} {
 		innerFrom, innerTo := to, to
-		if l.next > 0 && l.next <= step {
+		if l.next > 0 && step%l.next == 0 {
 			if up, down := (from+l.next-1)/l.next*l.next, to/l.next*l.next; up < down {
 				innerFrom, innerTo = up, down
 			}

@@ -32,9 +32,12 @@ var storms = []Query{
 			sample, limit,
 		},
 		sql: `WITH (SELECT groupArray((id, at, n, typical)) FROM (
-  SELECT toString(source) AS id, toStartOfInterval(committed, toIntervalSecond({bucket:UInt32})) AS at, count() AS n,
-    quantileExactExclusive(0.5)(count()) OVER (PARTITION BY source) AS typical
-  FROM block_events WHERE op = 'EVICTED' AND effect < 0 AND ` + inSeconds + ` GROUP BY source, at)
+  SELECT toString(source) AS id, at, sum(some) AS n, quantileExactExclusive(0.5)(sum(some)) OVER (PARTITION BY source) AS typical
+  FROM (
+    ` + counted(`source, toStartOfInterval(bucket, toIntervalSecond({bucket:UInt32})) AS at, evicted AS some`) + `
+    UNION ALL SELECT source, toStartOfInterval(committed, toIntervalSecond({bucket:UInt32})) AS at, ` + countEvicted + `
+    FROM block_events WHERE op = 'EVICTED' AND ` + inTail + ` GROUP BY source, at)
+  WHERE some > 0 GROUP BY source, at)
 WHERE n > {factor:UInt64} * typical AND n >= {least:UInt64}) AS bursts
 SELECT at, ` + modelOf + ` AS model, ` + instanceOf + ` AS instance, all_evicted, nullIf(all_evicted * size, 0), typical, all_evicted / typical,
   nullIf(lost.prefix, 0), if(lost.prefix = 0, '', if(lost.root, 'root', 'continuation')), lost.blocks * {share:UInt64}, lost.known * {share:UInt64},
@@ -73,6 +76,7 @@ LIMIT {limit:UInt64}`,
 			"of are the evicted blocks whose run is known: those stored before the window are not",
 			"tokens are blocks times the engine's block size; unknown where it stored nothing in the window, or has several sizes",
 		},
-		sampled: true,
+		counting: countingInBucket,
+		sampled:  true,
 	},
 }

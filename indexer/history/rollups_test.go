@@ -278,7 +278,11 @@ func (r *reading) checkCounting(until int64) {
 		if r.IntN(3) == 0 {
 			asked["engine"] = "e1"
 		}
-		for _, name := range []string{"events", "engines", "evictions", "lifetimes"} {
+		for _, name := range []string{"events", "engines", "evictions", "lifetimes", "storms"} {
+			asked := maps.Clone(asked)
+			if name == "storms" {
+				asked["bucket"], asked["least"], asked["factor"] = []string{"1s", "7s", "60s", "1h"}[r.IntN(4)], "0", "0"
+			}
 			want, err := rows.Ask(t.Context(), name, asked)
 			if err != nil {
 				t.Fatal(err)
