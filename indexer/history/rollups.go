@@ -37,7 +37,7 @@ type roller struct {
 }
 
 // rollShare is how many times as long as a pass took nothing is counted.
-const rollShare = 2
+const rollShare = 5
 
 // run rolls up until ctx ends.
 func (r *roller) run(ctx context.Context) error {
