@@ -284,7 +284,7 @@ FROM (
 	zeros(map[string]string{"loads": "count()", "load_bytes": "sum(bytes)", "load_us": "sum(duration_us)"})+`
   FROM loads WHERE `+inFineChunk+` GROUP BY bucket, source, epoch, tier)
 GROUP BY bucket, source, epoch, tier
-SETTINGS max_threads = 1`)
+SETTINGS max_threads = 1, max_bytes_before_external_group_by = 268435456`)
 
 var (
 	countMinutes = countAgain("rollup_minutes", "rollup_seconds", "toStartOfMinute(bucket)")
@@ -297,5 +297,5 @@ func countAgain(to, from, larger string) string {
 FROM (SELECT * REPLACE (`+larger+` AS bucket) FROM `+from+` FINAL
   WHERE bucket >= toDateTime({from:Int64}, 'UTC') AND bucket < toDateTime({before:Int64}, 'UTC'))
 GROUP BY bucket, source, epoch, tier
-SETTINGS max_threads = 1`)
+SETTINGS max_threads = 1, max_bytes_before_external_group_by = 268435456`)
 }
