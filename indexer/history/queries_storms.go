@@ -5,7 +5,7 @@ package history
 // are read for that.
 func runStarts(where string) string {
 	return `SELECT hash, named, start, at_root FROM (
-    SELECT hash, named, argMax(` + runKey + `, pos) AS run FROM block_events
+    SELECT hash, named, argMax(` + runKey + `, (pos, ` + runKey + `)) AS run FROM block_events
     WHERE op = 'STORED' AND ` + inSample + ` AND ` + where + ` GROUP BY hash, named) AS stored
   INNER JOIN (
     SELECT ` + runKey + ` AS run, start, at_root FROM (
@@ -48,7 +48,7 @@ LEFT JOIN (
   WHERE op = 'STORED' AND block_size > 0 AND ` + inSample + ` AND ` + inSeconds + ` GROUP BY source) AS sizes USING source
 LEFT JOIN (
   SELECT source, at, argMax(start, (n, start)) AS prefix, argMax(at_root, (n, start)) AS root, max(n) AS blocks, sum(n) AS known FROM (
-    SELECT toString(source) AS source, toStartOfInterval(committed, toIntervalSecond({bucket:UInt32})) AS at, start, any(at_root) AS at_root, count() AS n
+    SELECT toString(source) AS source, toStartOfInterval(committed, toIntervalSecond({bucket:UInt32})) AS at, start, max(at_root) AS at_root, count() AS n
     FROM block_events INNER JOIN (` + runStarts(`notEmpty(bursts) AND `+inReachOfAll) + `) AS starts USING (hash, named)
     WHERE op = 'EVICTED' AND effect < 0 AND ` + inSample + ` AND ` + inSeconds + ` AND (source, at) IN (SELECT (arrayJoin(bursts) AS b).1, b.2)
     GROUP BY source, at, start)
