@@ -34,6 +34,7 @@ type benchHistoryCmd struct {
 	CHDB     string `name:"chdb" help:"Library of the embedded engine (libchdb.so)." type:"path" placeholder:"FILE" env:"KVSTRATA_CHDB"`
 	Memory   uint64 `name:"clickhouse-memory" help:"Bytes that the embedded engine may hold." default:"2147483648" env:"KVSTRATA_CLICKHOUSE_MEMORY"`
 	Format   string `help:"table or json." enum:"table,json" default:"table"`
+	Bus      bool   `help:"Only measure from publish to committed rows, through an embedded NATS server, with the prepared events."`
 	KeepData bool   `help:"Keep the tables, and say where."`
 }
 
@@ -49,7 +50,10 @@ explained; query_p95_ms is the slowest query's.
 
 Example:
 
-  kvstrata bench history --events 100000000 --format json`
+  kvstrata bench history --events 100000000 --format json
+
+With --bus the prepared events are published instead, each engine's through a stream of its own, and read from the bus as the history role
+does: bus_events_per_s is from the first publish until all is committed.`
 }
 
 // Run measures and prints.
@@ -71,6 +75,13 @@ func (c *benchHistoryCmd) Run(a *app) error {
 	work, err := newReplay(c.Traces, c.Engines, c.Pool, float64(c.PerHour), c.Unlike, began)
 	if err != nil {
 		return err
+	}
+	if c.Bus {
+		r, err := c.overBus(a, work, dir)
+		if err != nil {
+			return err
+		}
+		return r.print(a.stdout, c.Format)
 	}
 	cfg := embedded.DefaultConfig()
 	cfg.Dir, cfg.Library, cfg.Args = filepath.Join(dir, "clickhouse"), c.CHDB, []string{historyEngineArg}
@@ -132,10 +143,7 @@ func (c *benchHistoryCmd) write(
 		stop()
 		err = errors.Join(err, <-done)
 	}()
-	var prepared []*event.Message
-	for work.events < uint64(min(c.Prepared, c.Events)) {
-		prepared = append(prepared, work.message())
-	}
+	prepared := c.prepare(work)
 	rows := float64(work.events)
 	if _, _, err := w.Resume(ctx); err != nil {
 		return nil, err
@@ -191,6 +199,15 @@ func (c *benchHistoryCmd) write(
 	}
 	r.Figures["rolled_up_after_ms"] = figure{Value: float64(time.Since(ended).Milliseconds()), Unit: "ms"}
 	return blocks, nil
+}
+
+// prepare makes the messages that are measured.
+func (c *benchHistoryCmd) prepare(work *replay) []*event.Message {
+	var prepared []*event.Message
+	for work.events < uint64(min(c.Prepared, c.Events)) {
+		prepared = append(prepared, work.message())
+	}
+	return prepared
 }
 
 // processorTime returns what a process has used, in steps of 10 ms.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -109,5 +110,18 @@ func TestBenchHistory(t *testing.T) {
 		if r.Figures[name].Value <= 0 {
 			t.Errorf("%s is %v", name, r.Figures[name])
 		}
+	}
+}
+
+// What is published is committed, all of it, before the figure is made.
+func TestBenchHistoryOverTheBus(t *testing.T) {
+	o := command(t, "bench", "history", "--bus", "--traces", smallTrace(t), "--prepared", "20000", "--engines", "3", "--pool", "200",
+		"--format", "json", "--log-level", "error")
+	var r result
+	if err := json.Unmarshal([]byte(o.stdout), &r); err != nil || o.code != exitOK {
+		t.Fatalf("%v\n%+v", err, o)
+	}
+	if r.Figures["bus_events_per_s"].Value <= 0 || !strings.HasPrefix(r.Workload, "20") {
+		t.Errorf("%+v", r)
 	}
 }

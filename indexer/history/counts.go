@@ -15,9 +15,10 @@ import (
 type counting uint8
 
 const (
-	notCounting    counting = iota
-	wholeWindow             // buckets of any length may be read
-	countingInStep          // no longer than the step, which is a multiple of what is read
+	notCounting      counting = iota
+	wholeWindow               // buckets of any length may be read
+	countingInStep            // no longer ones than those of the answer
+	countingInBucket          // likewise, by the parameter bucket
 )
 
 // counted reads columns of roll-ups in the window. A column may be an expression that is named.
@@ -47,18 +48,13 @@ func (r *Reader) bindCounted(ctx context.Context, bound clickhouse.Parameters, h
 	if err != nil {
 		return err
 	}
-	until := int64(0)
-	if !r.rowsOnly {
-		err = r.query(ctx, `SELECT toInt64(seq) FROM progress FINAL WHERE source = '`+rollupsName+`'`, nil, func(scan func(...any) error) error {
-			return scan(&until)
-		})
-		if err != nil {
-			return err
-		}
+	until, err := r.countedUntil(ctx)
+	if err != nil {
+		return err
 	}
 	step := int64(3600)
-	if how == countingInStep {
-		if step, err = strconv.ParseInt(bound["step"], 10, 64); err != nil {
+	if name := map[counting]string{countingInStep: "step", countingInBucket: "bucket"}[how]; name != "" {
+		if step, err = strconv.ParseInt(bound[name], 10, 64); err != nil {
 			return err
 		}
 	}
@@ -69,10 +65,32 @@ func (r *Reader) bindCounted(ctx context.Context, bound clickhouse.Parameters, h
 	return nil
 }
 
+// countedUntil returns until which second everything that is kept is counted. What came late since makes that earlier.
+func (r *Reader) countedUntil(ctx context.Context) (until int64, err error) {
+	if r.rowsOnly {
+		return 0, nil
+	}
+	var stream, late int64
+	var after uint64
+	err = r.query(ctx, `SELECT toInt64(seq), stream, stream_seq FROM progress FINAL WHERE source = '`+rollupsName+`'`, nil,
+		func(scan func(...any) error) error { return scan(&until, &stream, &after) })
+	if err != nil || until == 0 {
+		return 0, err
+	}
+	late = until
+	bound := clickhouse.Parameters{
+		"stream": strconv.FormatInt(stream, 10), "after": strconv.FormatUint(after, 10), "until": strconv.FormatInt(until, 10),
+	}
+	err = r.query(ctx, `SELECT toInt64(toUnixTimestamp(min(committed))) FROM batches WHERE `+beyondPlace+`
+  AND committed < fromUnixTimestamp64Micro(1000000 * {until:Int64}) HAVING count() > 0`, bound,
+		func(scan func(...any) error) error { return scan(&late) })
+	return min(until, late), err
+}
+
 // span is a time in whole seconds, its end not in it.
 type span struct{ from, to int64 }
 
-// split divides a time into the buckets that cover it, the longest not longer than a step: early and late ones of each length.
+// split divides a time into the buckets that cover it, those that a step is a multiple of: early and late ones of each length.
 func split(from, to, step int64) map[string]span {
 	spans := make(map[string]span)
 	for _, l := range []struct {
@@ -80,7 +98,7 @@ func split(from, to, step int64) map[string]span {
 		length, next int64
 	}{{"seconds", 1, 60}, {"minutes", 60, 3600}, {"hours", 3600, 0}} {
 		innerFrom, innerTo := to, to
-		if l.next > 0 && l.next <= step {
+		if l.next > 0 && step%l.next == 0 {
 			if up, down := (from+l.next-1)/l.next*l.next, to/l.next*l.next; up < down {
 				innerFrom, innerTo = up, down
 			}

@@ -40,6 +40,8 @@ type Config struct {
 	// the one that is being sent.
 	FlushEvery time.Duration
 	MaxRows    int
+	// RollUpEvery is how long what was told waits at most to be counted by time. Questions that only count read the rows of what waits.
+	RollUpEvery time.Duration
 	// InsertTimeout is how long ClickHouse may take for one statement of the writer, before that is tried again.
 	InsertTimeout time.Duration
 	// MaxTime and MaxMemory bound a query of a reader.
@@ -58,7 +60,7 @@ type Config struct {
 // DefaultConfig returns the bounds of a writer and of readers, without an address.
 func DefaultConfig() Config {
 	return Config{
-		FlushEvery: time.Second, MaxRows: 400_000, InsertTimeout: time.Minute,
+		FlushEvery: time.Second, MaxRows: 400_000, RollUpEvery: 5 * time.Second, InsertTimeout: time.Minute,
 		MaxTime: 20 * time.Second, MaxMemory: 2 << 30, MaxRowsAnswered: 10_000,
 	}
 }
@@ -81,8 +83,8 @@ func (c Config) Validate() error {
 		errs = append(errs, fmt.Errorf("--clickhouse-cluster %q: want letters, digits, _ and -", c.Cluster))
 	}
 	errs = append(errs, c.validateKeep()...)
-	if c.FlushEvery < time.Millisecond || c.InsertTimeout < time.Millisecond {
-		errs = append(errs, errors.New("flush interval and insert timeout: want 1ms or more"))
+	if c.FlushEvery < time.Millisecond || c.RollUpEvery < time.Millisecond || c.InsertTimeout < time.Millisecond {
+		errs = append(errs, errors.New("flush interval, roll-up interval and insert timeout: want 1ms or more"))
 	}
 	if c.MaxRows < 1 || c.MaxTime <= 0 || c.MaxMemory <= 0 || c.MaxRowsAnswered < 1 {
 		errs = append(errs, errors.New("rows of a round, and the bounds of a query: want more than 0"))

@@ -79,7 +79,7 @@ func (e *engine) table(name string) string {
 func (e *engine) config() history.Config {
 	cfg := history.DefaultConfig()
 	cfg.Address, cfg.Cluster = "unix://"+e.Socket(), e.cluster
-	cfg.FlushEvery = 20 * time.Millisecond
+	cfg.FlushEvery, cfg.RollUpEvery = 20*time.Millisecond, 20*time.Millisecond
 	return cfg
 }
 

@@ -84,6 +84,12 @@ func appendNative(b []byte, columns []column, rows int) []byte {
 			for _, text := range v {
 				b = appendText(b, text)
 			}
+		case lists[uint64]:
+			b = appendFixed(appendFixed(b, v.ends, 8, binary.LittleEndian.AppendUint64), v.values, 8, binary.LittleEndian.AppendUint64)
+		case lists[uint32]:
+			b = appendFixed(appendFixed(b, v.ends, 8, binary.LittleEndian.AppendUint64), v.values, 4, binary.LittleEndian.AppendUint32)
+		case lists[uint8]:
+			b = append(appendFixed(b, v.ends, 8, binary.LittleEndian.AppendUint64), v.values...)
 		case []uint64:
 			b = appendFixed(b, v, 8, binary.LittleEndian.AppendUint64)
 		case []int64:

@@ -18,6 +18,10 @@ const (
 	inSeconds = `committed BETWEEN toDateTime({first:Int64}, 'UTC') AND toDateTime({last:Int64}, 'UTC') AND ` + ofSources
 )
 
+// inWindowSeconds are those in inSeconds, of tables with a finer time. That is not compared with whole seconds: the engine would take half a
+// second before one for as late.
+const inWindowSeconds = `committed >= fromUnixTimestamp64Micro(1000000 * {first:Int64}) AND committed < fromUnixTimestamp64Micro(1000000 * ({last:Int64} + 1)) AND ` + ofSources
+
 // inReach are those, and the rows before them that say what came before.
 const (
 	inReach = inReachOfAll + ` AND ` + ofSources
@@ -162,9 +166,10 @@ LIMIT {limit:UInt64}`,
 		sql: `WITH (SELECT groupArray((model, prefix, continued, engines, last)) FROM (
   SELECT ` + modelOf + ` AS model, run_prefix AS prefix, sum(runs) AS continued, uniqExact(source) AS engines, max(newest) AS last
   FROM (
-    SELECT source, run_prefix, count() AS runs, max(committed) AS newest FROM block_events
-    WHERE op = 'STORED' AND pos = 0 AND run_prefix != 0 AND named = 1 AND ` + inSeconds + `
-    GROUP BY source, run_prefix)
+    SELECT source, told_prefix AS run_prefix, count() AS runs, max(toDateTime(committed, 'UTC')) AS newest FROM batches
+    ARRAY JOIN arrayFilter(p -> p != 0, run_prefix) AS told_prefix
+    WHERE ` + inWindowSeconds + `
+    GROUP BY source, told_prefix)
   GROUP BY model, prefix ORDER BY continued DESC, prefix
   LIMIT {limit:UInt64})) AS hot
 SELECT model, prefix, continued, engines, last, stored, loaded, nullIf(saved, 0), if(saved = 0 OR size = 0, NULL, saved * size)

@@ -5,11 +5,13 @@ package history
 // are read for that.
 func runStarts(where string) string {
 	return `SELECT hash, named, start, at_root FROM (
-    SELECT hash, named, argMax(` + runKey + `, pos) AS run FROM block_events
+    SELECT hash, named, argMax(` + runKey + `, (pos, ` + runKey + `)) AS run FROM block_events
     WHERE op = 'STORED' AND ` + inSample + ` AND ` + where + ` GROUP BY hash, named) AS stored
   INNER JOIN (
-    SELECT ` + runKey + ` AS run, hash AS start, run_parent = 0 AS at_root FROM block_events
-    WHERE op = 'STORED' AND pos = 0 AND ` + where + `) AS begun USING run`
+    SELECT ` + runKey + ` AS run, start, at_root FROM (
+      SELECT toDateTime(committed, 'UTC') AS committed, source, epoch, seq, ev, start, at_root FROM batches
+      ARRAY JOIN run_ev AS ev, run_start AS start, run_root AS at_root)
+    WHERE ` + where + `) AS begun USING run`
 }
 
 // runKey names a run in a number.
@@ -30,9 +32,12 @@ var storms = []Query{
 			sample, limit,
 		},
 		sql: `WITH (SELECT groupArray((id, at, n, typical)) FROM (
-  SELECT toString(source) AS id, toStartOfInterval(committed, toIntervalSecond({bucket:UInt32})) AS at, count() AS n,
-    quantileExactExclusive(0.5)(count()) OVER (PARTITION BY source) AS typical
-  FROM block_events WHERE op = 'EVICTED' AND effect < 0 AND ` + inSeconds + ` GROUP BY source, at)
+  SELECT toString(source) AS id, at, sum(some) AS n, quantileExactExclusive(0.5)(sum(some)) OVER (PARTITION BY source) AS typical
+  FROM (
+    ` + counted(`source, toStartOfInterval(bucket, toIntervalSecond({bucket:UInt32})) AS at, evicted AS some`) + `
+    UNION ALL SELECT source, toStartOfInterval(committed, toIntervalSecond({bucket:UInt32})) AS at, ` + countEvicted + `
+    FROM block_events WHERE op = 'EVICTED' AND ` + inTail + ` GROUP BY source, at)
+  WHERE some > 0 GROUP BY source, at)
 WHERE n > {factor:UInt64} * typical AND n >= {least:UInt64}) AS bursts
 SELECT at, ` + modelOf + ` AS model, ` + instanceOf + ` AS instance, all_evicted, nullIf(all_evicted * size, 0), typical, all_evicted / typical,
   nullIf(lost.prefix, 0), if(lost.prefix = 0, '', if(lost.root, 'root', 'continuation')), lost.blocks * {share:UInt64}, lost.known * {share:UInt64},
@@ -43,7 +48,7 @@ LEFT JOIN (
   WHERE op = 'STORED' AND block_size > 0 AND ` + inSample + ` AND ` + inSeconds + ` GROUP BY source) AS sizes USING source
 LEFT JOIN (
   SELECT source, at, argMax(start, (n, start)) AS prefix, argMax(at_root, (n, start)) AS root, max(n) AS blocks, sum(n) AS known FROM (
-    SELECT toString(source) AS source, toStartOfInterval(committed, toIntervalSecond({bucket:UInt32})) AS at, start, any(at_root) AS at_root, count() AS n
+    SELECT toString(source) AS source, toStartOfInterval(committed, toIntervalSecond({bucket:UInt32})) AS at, start, max(at_root) AS at_root, count() AS n
     FROM block_events INNER JOIN (` + runStarts(`notEmpty(bursts) AND `+inReachOfAll) + `) AS starts USING (hash, named)
     WHERE op = 'EVICTED' AND effect < 0 AND ` + inSample + ` AND ` + inSeconds + ` AND (source, at) IN (SELECT (arrayJoin(bursts) AS b).1, b.2)
     GROUP BY source, at, start)
@@ -71,6 +76,7 @@ LIMIT {limit:UInt64}`,
 			"of are the evicted blocks whose run is known: those stored before the window are not",
 			"tokens are blocks times the engine's block size; unknown where it stored nothing in the window, or has several sizes",
 		},
-		sampled: true,
+		counting: countingInBucket,
+		sampled:  true,
 	},
 }

@@ -36,16 +36,20 @@ type roller struct {
 	tries uint64
 }
 
+// rollShare is how many times as long as a pass took nothing is counted.
+const rollShare = 5
+
 // run rolls up until ctx ends.
 func (r *roller) run(ctx context.Context) error {
-	pause := time.NewTicker(r.w.cfg.FlushEvery)
-	defer pause.Stop()
 	for {
+		began := time.Now()
 		if err := r.pass(ctx); err != nil {
 			return err
 		}
+		pause := time.NewTimer(max(r.w.cfg.RollUpEvery, rollShare*time.Since(began)))
 		select {
 		case <-ctx.Done():
+			pause.Stop()
 			return ctx.Err()
 		case <-pause.C:
 		}
@@ -269,18 +273,18 @@ func zeros(told map[string]string) string {
 var countSeconds = insertRollup("rollup_seconds", `sumMapIf(map(age, blocks), aged) AS ages,
   if(sum(blocks) > 0, bucket, toDateTime(0, 'UTC')), if(sum(blocks) > 0, bucket, toDateTime(0, 'UTC'))
 FROM (
-  SELECT toDateTime(committed, 'UTC') AS bucket, toString(source) AS source, epoch, toString(tier) AS tier,
+  SELECT committed AS bucket, source, epoch, tier,
     `+agesKnown+` AS aged, if(aged, `+roundedAge+`, toUInt64(0)) AS age, `+
 	zeros(map[string]string{"blocks": "count()", "stored": countStored, "evicted": countEvicted, "loaded": countLoaded, "cleared": countCleared})+`
   FROM block_events WHERE `+inChunk+` GROUP BY bucket, source, epoch, tier, aged, age
-  UNION ALL SELECT toDateTime(committed, 'UTC') AS bucket, toString(source) AS source, epoch, '' AS tier, toUInt8(0) AS aged, toUInt64(0) AS age, `+
+  UNION ALL SELECT toDateTime(committed, 'UTC') AS bucket, source, epoch, toLowCardinality('') AS tier, toUInt8(0) AS aged, toUInt64(0) AS age, `+
 	zeros(map[string]string{"batches": "count()", "sequences": "sumIf(last - seq + 1, way != 'dropped')", "lost": "sumIf(last - seq + 1, way = 'lost')"})+`
   FROM batches WHERE `+inFineChunk+` GROUP BY bucket, source, epoch
-  UNION ALL SELECT toDateTime(committed, 'UTC') AS bucket, toString(source) AS source, epoch, toString(tier) AS tier, toUInt8(0) AS aged, toUInt64(0) AS age, `+
+  UNION ALL SELECT toDateTime(committed, 'UTC') AS bucket, source, epoch, tier, toUInt8(0) AS aged, toUInt64(0) AS age, `+
 	zeros(map[string]string{"loads": "count()", "load_bytes": "sum(bytes)", "load_us": "sum(duration_us)"})+`
   FROM loads WHERE `+inFineChunk+` GROUP BY bucket, source, epoch, tier)
 GROUP BY bucket, source, epoch, tier
-SETTINGS max_threads = 1`)
+SETTINGS max_threads = 1, max_bytes_before_external_group_by = 268435456`)
 
 var (
 	countMinutes = countAgain("rollup_minutes", "rollup_seconds", "toStartOfMinute(bucket)")
@@ -293,5 +297,5 @@ func countAgain(to, from, larger string) string {
 FROM (SELECT * REPLACE (`+larger+` AS bucket) FROM `+from+` FINAL
   WHERE bucket >= toDateTime({from:Int64}, 'UTC') AND bucket < toDateTime({before:Int64}, 'UTC'))
 GROUP BY bucket, source, epoch, tier
-SETTINGS max_threads = 1`)
+SETTINGS max_threads = 1, max_bytes_before_external_group_by = 268435456`)
 }

@@ -33,6 +33,24 @@ type words struct {
 	texts []string
 }
 
+// lists are a list a row, one behind the other.
+type lists[T any] struct {
+	ends   []uint64 // where each list ends
+	values []T
+}
+
+func (l *lists[T]) reset() { l.ends, l.values = l.ends[:0], l.values[:0] }
+
+// expand returns the lists one by one.
+func (l lists[T]) expand() [][]T {
+	all := make([][]T, len(l.ends))
+	from := uint64(0)
+	for i, end := range l.ends {
+		all[i], from = l.values[from:end], end
+	}
+	return all
+}
+
 // dictionary numbers texts.
 type dictionary struct {
 	ids   map[string]uint32
@@ -75,6 +93,12 @@ func expand(values any) any {
 			all[i] = v.texts[id]
 		}
 		return all
+	case lists[uint64]:
+		return v.expand()
+	case lists[uint32]:
+		return v.expand()
+	case lists[uint8]:
+		return v.expand()
 	}
 	return values
 }
@@ -87,6 +111,8 @@ const (
 	date         = "Date"
 	text         = "String"
 	u8, u32, u64 = "UInt8", "UInt32", "UInt64"
+	u8s, u32s    = "Array(UInt8)", "Array(UInt32)"
+	u64s         = "Array(UInt64)"
 	i8, i32, i64 = "Int8", "Int32", "Int64"
 )
 
@@ -106,6 +132,9 @@ type batchRows struct {
 	stream                          []int64
 	streamSeq, epoch, seq, last     []uint64
 	source, way, blocks             []uint32
+	runEv                           lists[uint32]
+	runStart, runPrefix             lists[uint64]
+	runRoot                         lists[uint8]
 }
 
 func (r *batchRows) len() int { return len(r.seq) }
@@ -123,11 +152,20 @@ func (r *batchRows) columns() []column {
 		{"last", u64, r.last},
 		{"way", text, words{r.way, r.ways.texts}},
 		{"blocks", u32, r.blocks},
+		{"run_ev", u32s, r.runEv},
+		{"run_start", u64s, r.runStart},
+		{"run_prefix", u64s, r.runPrefix},
+		{"run_root", u8s, r.runRoot},
 	}
 }
 
 func (r *batchRows) reset() {
+	r.runEv.reset()
+	r.runStart.reset()
+	r.runPrefix.reset()
+	r.runRoot.reset()
 	*r = batchRows{
+		runEv: r.runEv, runStart: r.runStart, runPrefix: r.runPrefix, runRoot: r.runRoot,
 		committed: r.committed[:0], received: r.received[:0], sourceTime: r.sourceTime[:0], stream: r.stream[:0], streamSeq: r.streamSeq[:0],
 		epoch: r.epoch[:0], seq: r.seq[:0], last: r.last[:0], source: r.source[:0], way: r.way[:0], blocks: r.blocks[:0],
 	}
@@ -145,6 +183,30 @@ func (r *batchRows) add(at place, source string, epoch event.Epoch, b *event.Bat
 	r.last = append(r.last, uint64(b.Last))
 	r.way = append(r.way, r.ways.id(b.Way.String()))
 	r.blocks = append(r.blocks, uint32(b.Blocks()))
+}
+
+// runs tells of which runs of stored blocks the rows of batches are, from one on: those in a message's rows of block_events from one on,
+// which are of the same batches, or of more.
+func (r *batchRows) runs(from int, blocks *blockRows, fromBlock int) {
+	i := fromBlock
+	for batch := from; batch < r.len(); batch++ {
+		for ; i < blocks.len() && blocks.seq[i] <= r.seq[batch]; i++ {
+			if blocks.seq[i] < r.seq[batch] || blocks.pos[i] != 0 || blocks.op[i] != int8(event.Stored) {
+				continue
+			}
+			root := uint8(0)
+			if blocks.runParent[i] == 0 {
+				root = 1
+			}
+			r.runEv.values = append(r.runEv.values, blocks.ev[i])
+			r.runStart.values = append(r.runStart.values, blocks.hash[i])
+			r.runPrefix.values = append(r.runPrefix.values, blocks.runPrefix[i])
+			r.runRoot.values = append(r.runRoot.values, root)
+		}
+		end := uint64(len(r.runEv.values))
+		r.runEv.ends, r.runStart.ends = append(r.runEv.ends, end), append(r.runStart.ends, end)
+		r.runPrefix.ends, r.runRoot.ends = append(r.runPrefix.ends, end), append(r.runRoot.ends, end)
+	}
 }
 
 // blockRows are rows of block_events, by column.

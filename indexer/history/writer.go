@@ -220,10 +220,11 @@ func (w *Writer) Apply(ctx context.Context, m *event.Message) (event.Digest, err
 		r.life(s, at, m)
 	}
 	s.mark.Fence = m.Fence
-	from := r.blocks.len()
+	from, fromBatch := r.blocks.len(), r.batches.len()
 	defer func() { // of what was added, whole or not
 		w.lineage.follow(&r.held, 0, s.spread, r.day, &r.chains)
 		w.lineage.follow(&r.blocks, from, s.spread, r.day, &r.chains)
+		r.batches.runs(fromBatch, &r.blocks, from)
 		r.held.reset()
 	}()
 	for i := range m.Batches {

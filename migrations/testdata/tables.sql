@@ -10,6 +10,10 @@ CREATE TABLE default.batches
   `last` UInt64 COMMENT 'of a range that was lost; else seq' CODEC(Delta(8), ZSTD(1)),
   `way` LowCardinality(String) COMMENT 'live, recovered, held, asked, lost or dropped' CODEC(ZSTD(1)),
   `blocks` UInt32 COMMENT 'block operations' CODEC(T64, ZSTD(1)),
+  `run_ev` Array(UInt32) COMMENT 'of each run of stored blocks: the ordinal of its event' CODEC(ZSTD(1)),
+  `run_start` Array(UInt64) COMMENT 'hash of its first block' CODEC(ZSTD(1)),
+  `run_prefix` Array(UInt64) COMMENT 'prefix hash of what it continues; 0 = nothing, or unknown' CODEC(ZSTD(1)),
+  `run_root` Array(UInt8) COMMENT '1 = it continues nothing' CODEC(ZSTD(1)),
   INDEX by_stream (stream, stream_seq) TYPE minmax GRANULARITY 1)
 ENGINE = MergeTree PARTITION BY toDate(committed) ORDER BY (source, epoch, seq) TTL toDate(committed) + toIntervalDay(30) SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000, index_granularity = 8192
 
