@@ -109,13 +109,13 @@ func (c *importCmd) Run(a *app) (err error) {
 	return c.farewell(a, whole)
 }
 
-// apart refuses recordings where somebody else writes: of writers, history has one.
+// apart refuses files where somebody else writes: of writers, history has one. A recording has no place beside live events either.
 func (c *importCmd) apart(ctx context.Context, loader *history.Loader, at *reached, files []importFile) error {
+	if at.shared {
+		return usagef("%s is open in another process, which writes there; stop it, or import the file into a history of its own", c.place())
+	}
 	if !slices.ContainsFunc(files, func(f importFile) bool { return f.form == recordingFile }) {
 		return nil
-	}
-	if at.shared {
-		return usagef("%s is open in another process, which writes there; stop it, or import the recording into a history of its own", c.place())
 	}
 	live, err := loader.Live(ctx)
 	if err == nil && live {

@@ -491,3 +491,44 @@ func TestOverlapsAreFound(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What was counted by time before rows came from a file is not believed, and counted again.
+func TestImportedRowsAreCounted(t *testing.T) {
+	from, since, until := busyDay(t)
+	file := dumpLines(t, newReader(t, from.config()), window(since, until))
+	e := startEngine(t)
+	w, stop := startWriter(t, e.config())
+	resume(t, w)
+	live := fleet(until.Add(-time.Second), "live")[0] // behind all that is in the file
+	feed(t, w, live.publish(run(event.Stored, 1, 2)))
+	live.now = live.now.Add(2 * time.Minute)
+	feed(t, w, live.publish(run(event.Stored, 3)))
+	committed(t, w, live.messages[1])
+	rolledUp(t, e, w)
+	stop()
+	events := func(count func(*history.Reader)) string {
+		t.Helper()
+		r := newReader(t, e.config())
+		count(r)
+		a, err := r.Ask(t.Context(), "engines", window(since, until.Add(time.Hour)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprint(a.Rows)
+	}
+	alone := events((*history.Reader).RowsOnly)
+	load(t, newLoader(t, e), file)
+	want := events((*history.Reader).RowsOnly)
+	if got := events(func(*history.Reader) {}); got != want || got == alone {
+		t.Errorf("%s, want %s", got, want)
+	}
+	w, _ = startWriter(t, e.config())
+	resume(t, w)
+	feed(t, w, live.publish(run(event.Stored, 4)))
+	committed(t, w, live.messages[2])
+	rolledUp(t, e, w)
+	want = events((*history.Reader).RowsOnly)
+	if got := events(func(*history.Reader) {}); got != want {
+		t.Errorf("counted again: %s, want %s", got, want)
+	}
+}

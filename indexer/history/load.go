@@ -191,6 +191,10 @@ GROUP BY source HAVING source NOT IN (SELECT source FROM progress)`, nil)
 		err = l.exec(ctx, `INSERT INTO progress (source, round, committed, stream_name, stream, stream_seq, fence, epoch, started, seq, digest)
 SELECT '', 0, now64(6), '`+ImportStream+`', 0, 0, 0, 0, 0, 0, 0 WHERE (SELECT count() FROM progress WHERE source = '') = 0`, nil)
 	}
+	if err == nil { // what was counted by time lacks the rows: rows are read, until a writer has counted all again
+		err = l.exec(ctx, `INSERT INTO progress (source, round, committed, stream_name, stream, stream_seq, fence, epoch, started, seq, digest)
+SELECT '`+rollupsName+`', max(round) + 1, now64(6), '', 0, 0, 0, 0, 0, 0, 0 FROM progress WHERE source = '`+rollupsName+`' HAVING count() > 0`, nil)
+	}
 	if err != nil {
 		return fmt.Errorf("enter what was imported: %w", err)
 	}
