@@ -499,7 +499,7 @@ func TestImportedRowsAreCounted(t *testing.T) {
 	e := startEngine(t)
 	w, stop := startWriter(t, e.config())
 	resume(t, w)
-	live := fleet(until.Add(-time.Second), "live")[0] // behind all that is in the file
+	live := fleet(until.Add(-time.Second), "", "", "", "live")[3] // behind all that is in the file, in time and in the stream
 	feed(t, w, live.publish(run(event.Stored, 1, 2)))
 	live.now = live.now.Add(2 * time.Minute)
 	feed(t, w, live.publish(run(event.Stored, 3)))
