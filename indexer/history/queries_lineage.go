@@ -24,8 +24,9 @@ var lineages = []Query{
 			until, model, engine, limit,
 		},
 		sql: `WITH (
-  SELECT groupUniqArray((hash, named)) FROM block_events
-  WHERE (hash = {hash:UInt64} OR engine_hash = {hash:UInt64}) AND op != 'CLEARED' AND ` + inSeconds + `) AS self,
+  SELECT groupUniqArray((hash, named)) FROM (
+    SELECT hash, named FROM block_events WHERE hash = {hash:UInt64} AND op != 'CLEARED' AND ` + inSeconds + `
+    UNION ALL SELECT hash, named FROM block_events WHERE engine_hash = {hash:UInt64} AND op != 'CLEARED' AND ` + inSeconds + `)) AS self,
 (SELECT groupArray((hash, named, near, before, deep)) FROM (
   SELECT hash, named, min(rank) AS near, max(parent) AS before, max(depth) AS deep FROM (
     SELECT self_block.1 AS hash, self_block.2 AS named, 0 AS rank, 0 AS parent, 0 AS depth FROM (SELECT arrayJoin(self) AS self_block)

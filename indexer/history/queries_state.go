@@ -26,7 +26,7 @@ var states = []Query{
 			{"at", "duration", "", "The moment: a time, or a duration back from now, as 15m or 7d; empty: now."},
 			{"by", "text", byTier, "tier, group, depth or blocks."},
 			model, engine,
-			{"sample", "number", "0", "Look at one block in so many; 1: at all of them; 0: at some 500,000 events, and for a list of blocks at all."},
+			{"sample", "number", "0", "Look at one block in so many; 1: at all of them; 0: at some 300,000 events, and for a list of blocks at all."},
 			{"offset", "number", "0", "Rows to leave out: the pages before have shown them."},
 			limit,
 		},
@@ -134,7 +134,7 @@ func stateColumns(by string) []Column {
 
 // heldSampled is over how many block events a state is added up if it may choose, and heldAtOnce over how many at once.
 const (
-	heldSampled = 500_000
+	heldSampled = 300_000
 	heldAtOnce  = 1_000_000
 )
 

@@ -20,9 +20,14 @@ sums AS (
     min(least) AS smallest, max(most) AS largest
   FROM (
     SELECT ` + modelOf + ` AS model, ` + instanceOf + ` AS instance, tier, stored, saved_bytes, loaded, loaded_bytes, least, most FROM (
-      SELECT source, toString(tier) AS tier, countIf(op = 'STORED' AND (effect > 0 OR endsWith(source, '.connector'))) AS stored, 0 AS saved_bytes, 0 AS loaded,
-        0 AS loaded_bytes, min(if(block_size = 0, 4294967295, block_size)) AS least, max(block_size) AS most
-      FROM block_events WHERE op IN ('STORED', 'LOADED') AND NOT endsWith(source, '.store') AND ` + inSeconds + ` GROUP BY source, tier
+      SELECT source, toString(tier) AS tier, sum(n_stored) AS stored, 0 AS saved_bytes, 0 AS loaded, 0 AS loaded_bytes, 4294967295 AS least, 0 AS most FROM (
+        ` + counted(`source, tier, stored AS n_stored`) + `
+        UNION ALL SELECT source, tier, countIf(op = 'STORED' AND effect > 0) FROM block_events WHERE ` + inTail + ` GROUP BY source, tier)
+      WHERE NOT endsWith(source, '.store') AND NOT endsWith(source, '.connector') GROUP BY source, tier
+      UNION ALL SELECT source, toString(tier) AS tier, countIf(op = 'STORED'), 0, 0, 0, 4294967295, 0 FROM block_events
+      WHERE source IN (SELECT source FROM progress WHERE endsWith(source, '.connector')) AND ` + inSeconds + ` GROUP BY source, tier
+      UNION ALL SELECT source, '' AS tier, 0, 0, 0, 0, min(block_size), max(block_size) FROM block_events
+      WHERE block_size > 0 AND NOT endsWith(source, '.store') AND ` + inSample + ` AND ` + inSeconds + ` GROUP BY source
       UNION ALL SELECT source, toString(to_tier) AS tier, 0, sum(bytes), 0, 0, 4294967295, 0 FROM transfers WHERE kind = 'saved' AND ` + inWindow + ` GROUP BY source, tier
       UNION ALL SELECT source, toString(from_tier) AS tier, 0, 0, sum(blocks), sum(bytes), 4294967295, 0 FROM loads WHERE ` + inWindow + ` GROUP BY source, tier))
   GROUP BY model, instance, tier)
@@ -55,10 +60,12 @@ LIMIT {limit:UInt64}`,
 		notes: []string{
 			"loaded is what left the tier for a warmer one, as connectors tell; null where an engine has no connector that tells loads; " + noHits + ", so that what was served from the device's own memory is not known",
 			"loaded of stored may pass 1: a block can be loaded more than once, and may have been stored before the window",
-			"stored bytes are those of transfer records, and null where none tells them; tokens are blocks times the engine's block size, and null where it has several",
+			"stored bytes are those of transfer records, and null where none tells them; tokens are blocks times the engine's block size, and null where it has several; that is looked up in a share of the blocks where they are many",
 			"what shared stores tell themselves is left out: the engines' connectors tell what they stored there",
 		},
-		remarks: offloadRemarks,
+		remarks:  offloadRemarks,
+		counting: wholeWindow,
+		peeks:    true,
 	},
 }
 

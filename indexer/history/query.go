@@ -25,6 +25,7 @@ type Query struct {
 	counting counting
 	remarks  func(*Answer) []string // what its rows say in sentences; nil = nothing
 	sampled  bool                   // it may look at a share of the blocks
+	peeks    bool                   // it looks at a share of them for what is the same in all
 	inferred bool                   // its answer is what events suggest, not what they say
 	weight   string                 // the column that says how many each of a row's records stands for; empty = they are all
 }
@@ -97,6 +98,11 @@ func (r *Reader) Ask(ctx context.Context, name string, asked map[string]string) 
 			return nil, err
 		}
 		a.sampledOf(share)
+	}
+	if q.peeks {
+		if _, err := r.share(ctx, bound); err != nil {
+			return nil, err
+		}
 	}
 	if q.counting != notCounting {
 		if err := r.bindCounted(ctx, bound, q.counting); err != nil {

@@ -14,10 +14,10 @@ import (
 // within each hour: those up to a bound are a sample that takes its share of the time.
 
 // sample is the parameter that says how many.
-var sample = Param{"sample", "number", "0", "Look at one block in so many; 1: at all of them; 0: at some 250,000 events."}
+var sample = Param{"sample", "number", "0", "Look at one block in so many; 1: at all of them; 0: at some 100,000 events."}
 
 // eventsSampled is how many block events a question looks at if it may choose.
-const eventsSampled = 250_000
+const eventsSampled = 100_000
 
 // inSample are the rows that are looked at. Every number of blocks is to be multiplied by share.
 const inSample = `hash <= {below:UInt64}`
@@ -25,6 +25,9 @@ const inSample = `hash <= {below:UInt64}`
 // share finds of how many blocks one is looked at, at some events if it may choose, and binds it.
 func (r *Reader) share(ctx context.Context, bound clickhouse.Parameters) (share uint64, err error) {
 	var events uint64
+	if bound["sample"] == "" {
+		bound["sample"] = "0"
+	}
 	if bound["sample"] == "0" {
 		if events, err = r.eventsReached(ctx, bound); err != nil {
 			return 0, err
