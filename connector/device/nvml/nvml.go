@@ -24,7 +24,8 @@ const (
 // handle is an nvmlDevice_t.
 type handle uintptr
 
-type memory struct{ total, free, used uint64 }
+// memory is an nvmlMemory_t: the second is what is free.
+type memory struct{ total, _, used uint64 }
 
 type utilization struct{ gpu, memory uint32 }
 
