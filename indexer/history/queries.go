@@ -42,7 +42,7 @@ const (
 
 const countsEffects = "stored and evicted count what changed copies; a block that was told again is not counted"
 
-var queries = slices.Concat(totals, residencies, storms, comparisons, duplications, lineages, losses, transfers, tiers, states, lookupQueries)
+var queries = slices.Concat(totals, residencies, uses, storms, comparisons, duplications, lineages, losses, transfers, tiers, states, lookupQueries)
 
 var totals = []Query{
 	{

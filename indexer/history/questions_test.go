@@ -125,6 +125,7 @@ func questions(t *testing.T, e *engine) {
 	for _, test := range [][]string{
 		{"residency"},
 		{"residency-depth"},
+		{"residency-use"},
 		{"thrash"},
 		{"thrash", "within=29s"},
 		{"wasted"},
