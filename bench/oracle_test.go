@@ -1,20 +1,17 @@
 package main
 
 import (
-	"os"
 	"testing"
 
 	"kvstrata/bench/workload"
+	"kvstrata/tracetest"
 )
 
 // TestOursAnswersTheTraceRightly compares the sum of all answers of work 1 with a plain count.
 func TestOursAnswersTheTraceRightly(t *testing.T) {
-	folder := os.Getenv("KVSTRATA_TRACES")
-	if folder == "" && os.Getenv("CI") != "" {
-		t.Fatal("KVSTRATA_TRACES is not set: CI must check the trace")
-	}
-	if folder == "" || testing.Short() {
-		t.Skip("KVSTRATA_TRACES is not set, or the test is to be short: the trace is not checked")
+	folder := tracetest.Folder(t)
+	if testing.Short() {
+		t.Skip("SKIPPED with -short: the trace is not checked")
 	}
 	trace, err := workload.ReadTrace(folder)
 	if err != nil {

@@ -3,32 +3,14 @@ package sim_test
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"kvstrata/sim"
+	"kvstrata/tracetest"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
-
-// openTrace opens one of Mooncake's traces, which the project does not contain.
-func openTrace(t testing.TB, name string) *os.File {
-	t.Helper()
-	dir := os.Getenv("KVSTRATA_TRACES")
-	if dir == "" {
-		if os.Getenv("CI") != "" {
-			t.Fatal("KVSTRATA_TRACES is not set: CI must replay the real traces")
-		}
-		t.Skip("SKIPPED: KVSTRATA_TRACES is not set: it names the folder of mooncake_conversation_trace.jsonl")
-	}
-	file, err := os.Open(filepath.Join(dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { file.Close() })
-	return file
-}
 
 // The numbers of Mooncake's conversation trace over pools that never evict. They are facts of the trace: a run that
 // gives others is wrong.
@@ -45,7 +27,7 @@ func TestConversationTrace(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(fmt.Sprintf("prefill %d", test.prefill), func(t *testing.T) {
-			file := openTrace(t, "mooncake_conversation_trace.jsonl")
+			file := tracetest.Open(t, "mooncake_conversation_trace.jsonl")
 			got, told := replayTrace(t, file, test.prefill)
 			want := test.want
 			want.Requests, want.Finished, want.HashIDs, want.Blocks = 12_031, 12_031, 288_500, 9_044_013

@@ -1,23 +1,17 @@
 package workload_test
 
 import (
-	"os"
 	"strings"
 	"testing"
 
 	"kvstrata/bench/workload"
+	"kvstrata/tracetest"
 
 	"github.com/google/go-cmp/cmp"
 )
 
 func TestTheTraceRemovesWhatTheProtocolSays(t *testing.T) {
-	folder := os.Getenv("KVSTRATA_TRACES")
-	if folder == "" && os.Getenv("CI") != "" {
-		t.Fatal("KVSTRATA_TRACES is not set: CI must check the trace")
-	}
-	if folder == "" {
-		t.Skip("KVSTRATA_TRACES is not set: the trace is not checked")
-	}
+	folder := tracetest.Folder(t)
 	trace, err := workload.ReadTrace(folder)
 	if err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"kvstrata/sim"
+	"kvstrata/tracetest"
 )
 
 // TestCapacityOfATrace compares the ends of the curves with a count of the trace's ids.
@@ -102,13 +103,7 @@ func TestCapacityOfATrace(t *testing.T) {
 
 // TestTraceCapacity looks at the real trace: 36.64 % is what a cache that never evicts hits.
 func TestTraceCapacity(t *testing.T) {
-	dir := os.Getenv("KVSTRATA_TRACES")
-	if dir == "" {
-		if os.Getenv("CI") != "" {
-			t.Fatal("KVSTRATA_TRACES is not set: it names the folder of the Mooncake traces")
-		}
-		t.Skip("SKIPPED: KVSTRATA_TRACES is not set: it names the folder of the Mooncake traces")
-	}
+	dir := tracetest.Folder(t)
 	o := command(t, "capacity", "--trace", filepath.Join(dir, "mooncake_conversation_trace.jsonl"), "--format", "csv")
 	for _, want := range []string{
 		"one cache,,10000,5120000,,61046,288500,31238981,144793823,105710,1\n",

@@ -22,6 +22,7 @@ import (
 	"kvstrata/indexer/history/embedded"
 	"kvstrata/indexer/prefix"
 	"kvstrata/porttest"
+	"kvstrata/tracetest"
 )
 
 // binary is kvstrata as people run it; TestMain builds it.
@@ -273,13 +274,7 @@ func TestTraceConversation(t *testing.T) {
 	if testing.Short() {
 		t.Skip("SKIPPED: the real trace is not run in -short mode; make trace runs it")
 	}
-	dir := os.Getenv("KVSTRATA_TRACES")
-	if dir == "" {
-		if os.Getenv("CI") != "" {
-			t.Fatal("KVSTRATA_TRACES is not set: it names the folder of the Mooncake traces")
-		}
-		t.Skip("SKIPPED: KVSTRATA_TRACES is not set: it names the folder of the Mooncake traces")
-	}
+	dir := tracetest.Folder(t)
 	trace := filepath.Join(dir, "mooncake_conversation_trace.jsonl")
 	for _, c := range []struct {
 		prefill string

@@ -1,6 +1,7 @@
 package history
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -25,10 +26,8 @@ const inSample = `hash <= {below:UInt64}`
 // share finds of how many blocks one is looked at, at some events if it may choose, and binds it.
 func (r *Reader) share(ctx context.Context, bound clickhouse.Parameters) (share uint64, err error) {
 	var events uint64
-	if bound["sample"] == "" {
-		bound["sample"] = "0"
-	}
-	if bound["sample"] == "0" {
+	bound["sample"] = cmp.Or(bound["sample"], sample.Default)
+	if bound["sample"] == sample.Default {
 		if events, err = r.eventsReached(ctx, bound); err != nil {
 			return 0, err
 		}

@@ -3,8 +3,6 @@ package capacity_test
 import (
 	"math"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 
@@ -12,6 +10,7 @@ import (
 	"kvstrata/event/resident"
 	"kvstrata/indexer/history/capacity"
 	"kvstrata/sim"
+	"kvstrata/tracetest"
 )
 
 // listener hands what an engine tells to victims, as history has it: judged, without blocks that changed nothing.
@@ -46,12 +45,9 @@ func (l *listener) Publish(b *event.Batch) error {
 // replay runs the conversation trace on a simulated engine with so many blocks of 512 tokens.
 func replay(t *testing.T, pool int, cfg capacity.Config) *listener {
 	t.Helper()
-	file, err := os.Open(filepath.Join(os.Getenv("KVSTRATA_TRACES"), "mooncake_conversation_trace.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
+	file := tracetest.Open(t, "mooncake_conversation_trace.jsonl")
 	l := &listener{set: resident.New(resident.DefaultConfig())}
+	var err error
 	if l.victims, err = capacity.NewVictims(cfg); err != nil {
 		t.Fatal(err)
 	}

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"io"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 
@@ -13,25 +11,14 @@ import (
 
 	"kvstrata/indexer/history/capacity"
 	"kvstrata/sim"
+	"kvstrata/tracetest"
 )
 
 // trace reads one of Mooncake's traces: of each request a block for each hash id, of 512 tokens, the last one of what
 // remains. The project does not contain them.
 func trace(t testing.TB, name string) (list [][]capacity.Block) {
 	t.Helper()
-	dir := os.Getenv("KVSTRATA_TRACES")
-	if dir == "" {
-		if os.Getenv("CI") != "" {
-			t.Fatal("KVSTRATA_TRACES is not set: CI must check the real traces")
-		}
-		t.Skip("SKIPPED: KVSTRATA_TRACES is not set: it names the folder of the Mooncake traces")
-	}
-	file, err := os.Open(filepath.Join(dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	in := sim.NewTraceReader(file)
+	in := sim.NewTraceReader(tracetest.Open(t, name))
 	for {
 		r, err := in.Next()
 		if errors.Is(err, io.EOF) {
